@@ -1,0 +1,338 @@
+"""Run a `TileProgram` in NumPy: every step of every algorithm in a line or two.
+
+This is the place to see what a kernel does.  One tile of scores exists at a time, for a
+handful of heads; no array of Sq x Skv is ever formed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, final
+
+import numpy as np
+
+from attngen.executor.errors import ReadOutside
+from attngen.diagnostics.diagnostic import AttnError
+from attngen.ir.attention import Attention
+from attngen.ir.expr import Expr
+from attngen.ir.program import Axis, Loop, Node, Op, TileProgram
+from attngen.ir.schedule import Normalize, Schedule
+from attngen.ir.semantics import Value, evaluate
+from attngen.ir.types import Element
+
+__all__ = ["Result", "execute", "round_to"]
+
+Array: TypeAlias = Any
+_SCORES_AT_ONCE = 1 << 18
+"""Elements of one tile of scores, all heads of a group together: 1 MiB of float32."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run leaves behind, float32, for the rows asked for.
+
+    Shapes: o [B, Hq, rows, Dv]; lse, row_max, m, l [B, Hq, rows]; acc [B, Hq, rows, Dv].
+    `m, l, acc` is the row state that `merge` takes.
+    """
+
+    o: Array
+    lse: Array
+    row_max: Array
+    m: Array
+    l: Array  # noqa: E741
+    acc: Array
+
+
+def execute(
+    attention: Attention,
+    schedule: Schedule,
+    tiles: TileProgram,
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    sizes: Mapping[str, int],
+    params: Mapping[str, Any],
+    tensors: Mapping[str, Array],
+    rows: tuple[int, int],
+    keys: tuple[int, int],
+) -> Result:
+    """Run a loop nest on NumPy arrays.
+
+    Shapes:  q [B, Hq, rows, Dqk], k [B, Hkv, keys, Dqk], v [B, Hkv, keys, Dv], any strides.
+    Units:   `rows` and `keys` are the half-open ranges that the arrays hold, in tokens of
+             the logical problem, whose lengths are `sizes["Sq"]` and `sizes["Skv"]`.
+    Errors:  A661 when a visible pair reads a captured tensor outside its shape.
+    """
+    batch, heads = int(sizes["B"]), int(sizes["Hq"])
+    shape = (batch * heads, rows[1] - rows[0])
+    run = _Run(
+        attention, schedule, tiles, q, k, v, dict(sizes), dict(params), dict(tensors), rows, keys,
+        lse=np.full(shape, -np.inf, np.float32),
+        row_max=np.full(shape, -np.inf, np.float32),
+        o=np.zeros((*shape, v.shape[-1]), np.float32),
+        saved=_State.initial(shape, v.shape[-1]),
+    )  # fmt: skip
+    run.nodes(tiles.body)
+
+    def split(x: Array) -> Array:
+        return x.reshape(batch, heads, *x.shape[1:])
+
+    saved = run.saved
+    return Result(
+        split(run.o), split(run.lse), split(run.row_max), split(saved.m), split(saved.l), split(saved.acc)
+    )
+
+
+@dataclass(slots=True)
+class _State:
+    """The row state of some heads and rows: m, l [heads, rows]; acc [heads, rows, Dv]."""
+
+    m: Array
+    l: Array  # noqa: E741
+    acc: Array
+
+    @staticmethod
+    def initial(shape: tuple[int, int], head_dim_v: int) -> _State:
+        minus_infinity = np.full(shape, -np.inf, np.float32)
+        return _State(minus_infinity, np.zeros(shape, np.float32), np.zeros((*shape, head_dim_v), np.float32))
+
+
+@dataclass(slots=True)
+class _Run:
+    """One run: the operands, the results, and what the loops and steps have at hand."""
+
+    attention: Attention
+    schedule: Schedule
+    tiles: TileProgram
+    q: Array
+    k: Array
+    v: Array
+    sizes: dict[str, Any]
+    params: dict[str, Any]
+    tensors: dict[str, Array]
+    rows: tuple[int, int]
+    keys: tuple[int, int]
+    o: Array
+    lse: Array
+    row_max: Array
+    saved: _State
+    # Set by the loops: heads [n] counts batch and head together; row and key tiles [begin, end).
+    heads: Array = field(default=None)
+    row_tile: tuple[int, int] = (0, 0)
+    key_tile: tuple[int, int] = (0, 0)
+    # Set by the steps.
+    state: _State = field(default=None)  # type: ignore[assignment]
+    query: Array = None
+    key: Array = None
+    value: Array = None
+    s: Array = None
+    p: Array = None
+    f: Array = None
+    visible: Array = None
+
+    # ---- the loops ----
+
+    def nodes(self, nodes: tuple[Node, ...]) -> None:
+        for node in nodes:
+            if isinstance(node, Loop):
+                for _ in self.walk(node.axis):
+                    self.nodes(node.body)
+            elif node.op is not Op.BARRIER:
+                getattr(self, node.op.value)()
+
+    def walk(self, axis: Axis) -> Iterator[None]:
+        """Set the tile of one axis, tile after tile."""
+        match axis:
+            case Axis.BATCH_HEAD:
+                total = self.sizes["B"] * self.sizes["Hq"]
+                group = max(1, _SCORES_AT_ONCE // (self.tiles.tile_q * self.tiles.tile_kv))
+                for first in range(0, total, group):
+                    self.heads = np.arange(first, min(first + group, total))
+                    yield
+            case Axis.Q:
+                for begin, end in _tiles(self.rows, self.tiles.tile_q):
+                    self.row_tile = begin, end
+                    yield
+            case Axis.KV:
+                for begin, end in _tiles(self.keys, self.tiles.tile_kv):
+                    self.key_tile = begin, end
+                    yield
+
+    # ---- the steps ----
+
+    def load_query(self) -> None:
+        self.query = self.fetch(self.q, self.h, self.row_tile, self.rows)
+
+    def load_key(self) -> None:
+        self.key = self.fetch(self.k, self.hkv, self.key_tile, self.keys)
+
+    def load_value(self) -> None:
+        self.value = self.fetch(self.v, self.hkv, self.key_tile, self.keys)
+
+    def init_state(self) -> None:
+        shape = len(self.heads), self.row_tile[1] - self.row_tile[0]
+        self.state = _State.initial(shape, self.v.shape[-1])
+
+    def load_state(self) -> None:
+        m, l, acc = self.saved.m, self.saved.l, self.saved.acc  # noqa: E741
+        self.state = _State(m[self.place].copy(), l[self.place].copy(), acc[self.place].copy())
+
+    def store_state(self) -> None:
+        saved, now = self.saved, self.state
+        saved.m[self.place], saved.l[self.place], saved.acc[self.place] = now.m, now.l, now.acc
+
+    def scores(self) -> None:
+        scale = self.number(self.attention.scale)
+        with np.errstate(all="ignore"):
+            s = scale * (self.query @ self.key.transpose(0, 2, 1))
+        s = np.broadcast_to(s, (len(self.heads), *s.shape[1:]))
+        self.visible = np.broadcast_to(self.keep(), s.shape)
+        for line in self.attention.scores:
+            value = evaluate(line, {**self.pair(), "s": s}, self.tensors)
+            self.require_inside(value, self.visible)
+            s = np.broadcast_to(value.data, s.shape)
+        self.s = np.where(self.visible, s, np.float32(-np.inf)).astype(np.float32)
+
+    def raise_max(self) -> None:
+        m_old = self.state.m
+        self.state.m = np.fmax(m_old, np.fmax.reduce(self.s, axis=-1, initial=-np.inf))
+        rescale = self.attention.row_state.rescale
+        self.f = evaluate(rescale, {"m_old": m_old, "m": self.state.m}, {}).data
+
+    def rescale_sum(self) -> None:
+        self.state.l = self.state.l * self.f
+
+    def rescale_acc(self) -> None:
+        self.state.acc = self.state.acc * np.broadcast_to(self.f, self.state.l.shape)[..., None]
+
+    def weights(self) -> None:
+        weight = self.attention.row_state.weight
+        self.p = evaluate(weight, {"s": self.s, "m": self.state.m[..., None]}, {}).data
+
+    def add_sum(self) -> None:
+        self.state.l = self.state.l + self.p.sum(axis=-1, dtype=np.float32)
+
+    def normalize_weights(self) -> None:
+        self.p = _divide(self.p, self.state.l[..., None])
+
+    def accumulate(self) -> None:
+        # A key that no row of the tile sees is dead: its value is read as zero, even a NaN.
+        seen = self.visible.any(axis=1)[..., None]
+        p = round_to(self.p, self.attention.dtype)
+        with np.errstate(all="ignore"):
+            self.state.acc = self.state.acc + p @ np.where(seen, self.value, np.float32(0))
+
+    def normalize_acc(self) -> None:
+        self.state.acc = _divide(self.state.acc, self.state.l[..., None])
+
+    def denormalize_acc(self) -> None:
+        self.state.acc = self.state.acc * self.state.l[..., None]
+
+    def finalize(self) -> None:
+        row_state, state = self.attention.row_state, self.state
+        normalized = self.schedule.normalize is Normalize.EVERY_TILE and row_state.running_max
+        formula = row_state.output_of_normalized if normalized else row_state.output
+        per_row: dict[str, Array] = {"m": state.m, "l": state.l}
+        if self.attention.sink is not None:
+            per_row["sink"] = self.number(self.attention.sink)[..., 0]
+        per_element = {name: np.asarray(x)[..., None] for name, x in per_row.items()}
+        self.o[self.place] = evaluate(formula, {**per_element, "acc": state.acc}, {}).data
+        if row_state.lse is not None:
+            self.lse[self.place] = evaluate(row_state.lse, per_row, {}).data
+        self.row_max[self.place] = state.m
+        if normalized:
+            self.denormalize_acc()
+        self.store_state()
+
+    # ---- what the steps are made of ----
+
+    @property
+    def b(self) -> Array:
+        return self.heads // self.sizes["Hq"]
+
+    @property
+    def h(self) -> Array:
+        return self.heads % self.sizes["Hq"]
+
+    @property
+    def hkv(self) -> Array:
+        return self.h // (self.sizes["Hq"] // self.sizes["Hkv"])
+
+    @property
+    def place(self) -> tuple[Array, Array]:
+        """Where this tile lies in the results."""
+        rows = np.arange(self.row_tile[0], self.row_tile[1]) - self.rows[0]
+        return self.heads[:, None], rows[None, :]
+
+    def fetch(self, operand: Array, head: Array, tile: tuple[int, int], held: tuple[int, int]) -> Array:
+        """One tile of q, k or v for every head of the group, as float32 [heads, tokens, D]."""
+        tokens = operand[:, :, tile[0] - held[0] : tile[1] - held[0]]
+        return tokens[self.b, head].astype(np.float32)
+
+    def lengths(self) -> dict[str, Array]:
+        """Everything known before q and kv: sizes, params, b, h, hkv, and the true lengths."""
+        known = {**self.sizes, **self.params}
+        for name, index in (("b", self.b), ("h", self.h), ("hkv", self.hkv)):
+            known[name] = index[:, None, None]
+        for name, length in (("Sq", self.attention.length_q), ("Skv", self.attention.length_kv)):
+            if length is not None:
+                value = evaluate(length, known, self.tensors)
+                self.require_inside(value, np.True_)
+                known[name] = np.clip(value.data, 0, self.sizes[name])
+        return known
+
+    def pair(self) -> dict[str, Array]:
+        """The symbols of every pair of this tile."""
+        known = self.lengths()
+        known["q"] = np.arange(*self.row_tile)[None, :, None]
+        known["kv"] = np.arange(*self.key_tile)[None, None, :]
+        known["qpos"] = known["q"] + known["Skv"] - known["Sq"]
+        return known
+
+    def keep(self) -> Array:
+        """True where a pair of this tile attends."""
+        pair = self.pair()
+        inside = (pair["q"] < pair["Sq"]) & (pair["kv"] < pair["Skv"])
+        if self.attention.mask is None:
+            return inside
+        value = evaluate(self.attention.mask, pair, self.tensors)
+        self.require_inside(value, inside)
+        return inside & value.data
+
+    def number(self, e: Expr) -> Array:
+        """A value per head, as float32 [heads, 1, 1] or a scalar."""
+        value = evaluate(e, self.lengths(), self.tensors)
+        self.require_inside(value, np.True_)
+        return np.asarray(value.data, np.float32) + np.zeros((len(self.heads), 1, 1), np.float32)
+
+    def require_inside(self, value: Value, where: Array) -> None:
+        if np.any(value.outside & where):
+            assert value.tensor is not None
+            raise AttnError(ReadOutside(None, value.tensor, self.tensors[value.tensor].shape))
+
+
+def round_to(x: Array, element: Element | None) -> Array:
+    """float32 values rounded to nearest even in a storage type, as float32 again."""
+    if element is None or element.name == "fp32":
+        return x
+    if element.name == "fp16":
+        with np.errstate(over="ignore"):
+            return x.astype(np.float16).astype(np.float32)
+    import ml_dtypes
+
+    return x.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+def _divide(x: Array, l: Array) -> Array:  # noqa: E741
+    """x / l, and x where l is 0 (an empty row keeps its zeros)."""
+    with np.errstate(all="ignore"):
+        return np.where(l == 0, x, x / np.where(l == 0, np.float32(1), l))
+
+
+def _tiles(span: tuple[int, int], size: int) -> Iterator[tuple[int, int]]:
+    """Half-open tiles of a span; the last one may be short."""
+    for begin in range(span[0], span[1], size):
+        yield begin, min(begin + size, span[1])

@@ -1,0 +1,69 @@
+"""Insert barriers where one thread reads what another wrote to shared memory, or overwrites
+what another may still read.
+
+    kv                                  kv
+      load_key                            barrier     (last iteration's scores are done)
+      load_value                 →        load_key  load_value
+      scores                              barrier     (the tiles have arrived)
+      …                                   scores  …
+
+A loop body is walked twice, the second time with what its first walk left behind, so a
+hazard across iterations is seen.  The result has no barrier that could be left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, final
+
+from attngen.ir.program import Loop, Node, Op, Step
+
+__all__ = ["place_barriers"]
+
+_WRITES: Final = {Op.LOAD_QUERY: "query", Op.LOAD_KEY: "key", Op.LOAD_VALUE: "value"}
+_READS: Final = {Op.SCORES: frozenset({"query", "key"}), Op.ACCUMULATE: frozenset({"value"})}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """Tiles written and tiles read since the last barrier."""
+
+    written: frozenset[str] = frozenset()
+    read: frozenset[str] = frozenset()
+
+
+def place_barriers(body: tuple[Node, ...]) -> tuple[Node, ...]:
+    """The same loop nest with the barriers it needs, for tiles that a whole block shares."""
+    placed, _ = _place(body, _Pending())
+    return placed
+
+
+def _place(nodes: tuple[Node, ...], pending: _Pending) -> tuple[tuple[Node, ...], _Pending]:
+    placed: list[Node] = []
+    for node in nodes:
+        if isinstance(node, Loop):
+            loop, pending = _place_in_loop(node, pending)
+            placed.append(loop)
+            continue
+        written = frozenset({_WRITES[node.op]}) if node.op in _WRITES else frozenset()
+        read = _READS.get(node.op, frozenset())
+        if read & pending.written or written & pending.read:
+            placed.append(Step(Op.BARRIER))
+            pending = _Pending()
+        pending = _Pending(pending.written | written, pending.read | read)
+        placed.append(node)
+    return tuple(placed), pending
+
+
+def _place_in_loop(loop: Loop, pending: _Pending) -> tuple[Loop, _Pending]:
+    """Barriers that hold for the first iteration and for every later one."""
+    if loop.parallel:
+        body, after = _place(loop.body, _Pending())
+        return Loop(loop.axis, True, body), after
+    _, after_first = _place(loop.body, pending)
+    merged = _Pending(pending.written | after_first.written, pending.read | after_first.read)
+    body, after = _place(loop.body, merged)
+    # A loop may run no iteration at all, so what was pending before it still may be after it.
+    after = _Pending(after.written | pending.written, after.read | pending.read)
+    return Loop(loop.axis, False, body), after

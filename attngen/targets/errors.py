@@ -1,0 +1,35 @@
+"""What can be wrong with a target (A45x)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attngen.diagnostics.diagnostic import Diagnostic
+
+__all__ = ["NoTargetForGpu", "UnknownTarget"]
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownTarget(Diagnostic):
+    """A name that is no target of attngen."""
+
+    code = "A451"
+    title = "unknown target `{name}`"
+    label = "the targets are {supported}"
+    hint = "did you mean `{closest}`?"
+    name: str
+    supported: str
+    closest: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class NoTargetForGpu(Diagnostic):
+    """A GPU that no cubin of attngen runs on; there is no PTX to fall back to."""
+
+    code = "A452"
+    title = "no target runs on a GPU of compute capability {capability}"
+    label = "attngen makes machine code for {supported}; the compiler is {compiler}"
+    hint = "`attngen compile --arch` makes files for other machines; this GPU cannot run them"
+    capability: str
+    compiler: str
+    supported: str
