@@ -78,7 +78,7 @@ class AttnError(Exception):
 
     def __init__(self, *diagnostics: Diagnostic) -> None:
         self.diagnostics = diagnostics
-        super().__init__(diagnostics)
+        super().__init__(*diagnostics)
 
     def __str__(self) -> str:
         from attngen.diagnostics.render import render_plain

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import final
 
-__all__ = ["Location", "Source", "Span"]
+__all__ = ["LINE_END", "Location", "Source", "Span"]
+
+LINE_END = re.compile(r"\r\n?|\n")
+"""What ends a line, as in Python: LF, CRLF, or CR alone."""
 
 
 @final
@@ -29,16 +33,20 @@ class Source:
 
     @cached_property
     def _line_starts(self) -> list[int]:
-        return [0, *(i + 1 for i, c in enumerate(self.text) if c == "\n")]
+        return [0, *(end.end() for end in LINE_END.finditer(self.text))]
 
     def location(self, offset: int) -> Location:
         """Line and column of a character offset; the end of the text is a valid offset."""
         line = bisect_right(self._line_starts, offset)
         return Location(line, offset - self._line_starts[line - 1] + 1)
 
+    def line_start(self, number: int) -> int:
+        """The offset at which a 1-based line begins."""
+        return self._line_starts[number - 1]
+
     def line(self, number: int) -> str:
         """The text of a 1-based line, without its line end."""
-        start = self._line_starts[number - 1]
+        start = self.line_start(number)
         end = self._line_starts[number] if number < len(self._line_starts) else len(self.text)
         return self.text[start:end].rstrip("\r\n")
 

@@ -82,7 +82,12 @@ def execute(
 
     saved = run.saved
     return Result(
-        split(run.o), split(run.lse), split(run.row_max), split(saved.m), split(saved.l), split(saved.acc)
+        split(run.o),
+        split(run.lse),
+        split(run.row_max),
+        split(saved.m),
+        split(saved.l),
+        split(saved.acc),
     )
 
 
@@ -97,7 +102,9 @@ class _State:
     @staticmethod
     def initial(shape: tuple[int, int], head_dim_v: int) -> _State:
         minus_infinity = np.full(shape, -np.inf, np.float32)
-        return _State(minus_infinity, np.zeros(shape, np.float32), np.zeros((*shape, head_dim_v), np.float32))
+        return _State(
+            minus_infinity, np.zeros(shape, np.float32), np.zeros((*shape, head_dim_v), np.float32)
+        )
 
 
 @dataclass(slots=True)
@@ -267,7 +274,9 @@ class _Run:
         rows = np.arange(self.row_tile[0], self.row_tile[1]) - self.rows[0]
         return self.heads[:, None], rows[None, :]
 
-    def fetch(self, operand: Array, head: Array, tile: tuple[int, int], held: tuple[int, int]) -> Array:
+    def fetch(
+        self, operand: Array, head: Array, tile: tuple[int, int], held: tuple[int, int]
+    ) -> Array:
         """One tile of q, k or v for every head of the group, as float32 [heads, tokens, D]."""
         tokens = operand[:, :, tile[0] - held[0] : tile[1] - held[0]]
         return tokens[self.b, head].astype(np.float32)

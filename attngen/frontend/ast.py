@@ -18,10 +18,40 @@ from typing import TypeAlias, final
 from attngen.diagnostics.span import Span
 
 __all__ = [
-    "Argument", "Attention", "Binary", "BoolOp", "Call", "Comments", "Comparison", "Const",
-    "Definition", "Dim", "Dtype", "Expr", "File", "HeadDim", "Heads", "Import", "Index",
-    "Length", "Let", "Literal", "Mask", "Name", "Output", "Param", "Parameter", "Scale",
-    "Schedule", "Score", "Setting", "Statement", "Tensor", "TopLevel", "Unary", "Weights",
+    "Argument",
+    "Attention",
+    "Binary",
+    "BoolOp",
+    "Call",
+    "Comments",
+    "Comparison",
+    "Const",
+    "Definition",
+    "Dim",
+    "Dtype",
+    "Expr",
+    "File",
+    "HeadDim",
+    "Heads",
+    "Import",
+    "Index",
+    "Length",
+    "Let",
+    "Literal",
+    "Mask",
+    "Name",
+    "Output",
+    "Param",
+    "Parameter",
+    "Scale",
+    "Schedule",
+    "Score",
+    "Setting",
+    "Statement",
+    "Tensor",
+    "TopLevel",
+    "Unary",
+    "Weights",
 ]
 
 
@@ -31,6 +61,7 @@ class Comments:
     """Comments that belong to a statement: whole lines above it and the one behind it.
 
     `blank_before` says that the author left an empty line above; the formatter keeps one.
+    An empty string in `above`, and in `closing` below, is an empty line between comments.
     """
 
     above: tuple[str, ...] = ()
@@ -44,9 +75,12 @@ class Comments:
 @final
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A number or truth value: `3`, `2.5e-3`, `true`, `inf`, `nan`.  `text` is as written."""
+    """A number or truth value: `3`, `2.5e-3`, `true`, `inf`, `nan`.  `text` is as written.
 
-    value: bool | int | float
+    Equality looks at the text alone, since `nan` does not equal itself.
+    """
+
+    value: bool | int | float = field(compare=False)
     text: str
     span: Span = field(compare=False)
 
@@ -296,8 +330,19 @@ class Output:
 
 
 Statement: TypeAlias = (
-    Dtype | HeadDim | Heads | Const | Param | Tensor | Length | Let | Scale | Score | Mask
-    | Weights | Output
+    Dtype
+    | HeadDim
+    | Heads
+    | Const
+    | Param
+    | Tensor
+    | Length
+    | Let
+    | Scale
+    | Score
+    | Mask
+    | Weights
+    | Output
 )
 
 

@@ -4,7 +4,7 @@
          | Symbol(name, role)                       index, size, param, score or row value
          | Load(tensor, Expr*)                      one element of a captured tensor
          | Negate(Expr) | Not(Expr)
-         | Binary(+ - * / // % **, Expr, Expr)
+         | Binary(+ - * / // %, Expr, Expr)
          | Compare(< <= == != >= >, Expr, Expr)
          | Logical(and or, Expr+)                   lazy, flat
          | Select(Expr, Expr, Expr)                 lazy: where(condition, then, otherwise)
@@ -28,8 +28,24 @@ from attngen.diagnostics.span import Span
 from attngen.ir.types import ScalarType
 
 __all__ = [
-    "Binary", "BinaryOp", "Call", "Compare", "CompareOp", "Const", "Expr", "Let", "Load", "Logical",
-    "LogicalOp", "Negate", "Not", "Role", "Select", "Symbol", "ToFloat", "expr_type",
+    "Binary",
+    "BinaryOp",
+    "Call",
+    "Compare",
+    "CompareOp",
+    "Const",
+    "Expr",
+    "Let",
+    "Load",
+    "Logical",
+    "LogicalOp",
+    "Negate",
+    "Not",
+    "Role",
+    "Select",
+    "Symbol",
+    "ToFloat",
+    "expr_type",
 ]
 
 
@@ -180,7 +196,18 @@ class Let:
 
 
 Expr: TypeAlias = (
-    Const | Symbol | Load | Negate | Not | Binary | Compare | Logical | Select | ToFloat | Call | Let
+    Const
+    | Symbol
+    | Load
+    | Negate
+    | Not
+    | Binary
+    | Compare
+    | Logical
+    | Select
+    | ToFloat
+    | Call
+    | Let
 )
 
 

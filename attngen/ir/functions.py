@@ -91,16 +91,26 @@ def _if_less(a: Expr, b: Expr, then: float, otherwise: float) -> Expr:
 # ---- intervals of monotone functions -----------------------------------------------------
 
 
+_ULPS: Final = 8
+"""More than the largest error of a device function below, in units in the last place."""
+
+
 def _increasing(
-    f: Callable[[float], float], low: float = -math.inf, high: float = math.inf
+    f: Callable[[float], float],
+    low: float = -math.inf,
+    least: float = -math.inf,
+    most: float = math.inf,
 ) -> Callable[[Interval], Interval]:
-    """The interval of an increasing function on [low, high]; outside it the result is unknown."""
+    """The interval of a function that increases from `low` on, with values in [least, most].
+
+    Left of `low` the result is unknown.
+    """
 
     def image(a: Interval) -> Interval:
-        if a.nan or a.low < low or a.high > high:
+        if a.nan or a.low < low:
             return ANY_FLOAT
-        # One float32 rounding step either way covers the device function's own error.
-        return Interval(_widen(_apply(f, a.low), -1), _widen(_apply(f, a.high), 1))
+        result = interval.rounded(Interval(_apply(f, a.low), _apply(f, a.high)), _ULPS)
+        return Interval(max(result.low, least), min(result.high, most))
 
     return image
 
@@ -114,10 +124,6 @@ def _apply(f: Callable[[float], float], x: float) -> float:
         return -math.inf
 
 
-def _widen(x: float, direction: int) -> float:
-    return x if math.isinf(x) else x + direction * (abs(x) * 2.0**-20 + 2.0**-140)
-
-
 def _sigmoid(x: float) -> float:
     return 1.0 / (1.0 + math.exp(-x)) if x > -700 else 0.0
 
@@ -125,10 +131,8 @@ def _sigmoid(x: float) -> float:
 def _rsqrt_interval(a: Interval) -> Interval:
     if a.nan or a.low <= 0:
         return ANY_FLOAT
-    root = _increasing(math.sqrt)(a)
-    return interval.divide(interval.point(1.0), root) if not math.isinf(a.high) else Interval(
-        0.0, 1.0 / root.low
-    )
+    result = interval.rounded(Interval(1.0 / math.sqrt(a.high), 1.0 / math.sqrt(a.low)), _ULPS)
+    return Interval(max(result.low, 0.0), result.high)
 
 
 def _abs_interval(a: Interval) -> Interval:
@@ -170,7 +174,8 @@ def _fold(f: Callable[[Any, Any], Any]) -> Callable[..., Any]:
 def _np_floor(x: Array) -> Array:
     y = np.floor(np.asarray(x, np.float64))
     y = np.where(np.isnan(y), 0.0, np.clip(y, -(2.0**63), 2.0**63))
-    return np.where(y >= 2.0**63, np.int64(2**63 - 1), np.where(y >= 2.0**63, 0.0, y).astype(np.int64))
+    too_large = y >= 2.0**63
+    return np.where(too_large, np.int64(2**63 - 1), np.where(too_large, 0.0, y).astype(np.int64))
 
 
 def _np_sigmoid(x: Array) -> Array:
@@ -192,11 +197,11 @@ _ONE_FLOAT = Signature((1, 1), FLOAT, FLOAT)
 
 _ALL: tuple[Function, ...] = (
     Function(
-        "exp", _ONE_FLOAT, np.exp, _increasing(math.exp), 2, "ag_exp",
+        "exp", _ONE_FLOAT, np.exp, _increasing(math.exp, least=0.0), 2, "ag_exp",
         lambda x: (call("exp", x),), "e to the x",
     ),
     Function(
-        "exp2", _ONE_FLOAT, np.exp2, _increasing(lambda x: 2.0**x), 2, "ag_exp2",
+        "exp2", _ONE_FLOAT, np.exp2, _increasing(lambda x: 2.0**x, least=0.0), 2, "ag_exp2",
         lambda x: (_mul(call("exp2", x), _number(math.log(2.0))),), "2 to the x",
     ),
     Function(
@@ -208,7 +213,7 @@ _ALL: tuple[Function, ...] = (
         lambda x: (_div(_number(1.0 / math.log(2.0)), x),), "logarithm to the base 2",
     ),
     Function(
-        "sqrt", _ONE_FLOAT, np.sqrt, _increasing(math.sqrt, low=0.0), 0, "ag_sqrt",
+        "sqrt", _ONE_FLOAT, np.sqrt, _increasing(math.sqrt, low=0.0, least=0.0), 0, "ag_sqrt",
         lambda x: (_div(_number(0.5), call("sqrt", x)),), "square root",
     ),
     Function(
@@ -216,11 +221,13 @@ _ALL: tuple[Function, ...] = (
         lambda x: (_div(_number(-0.5), _mul(x, call("sqrt", x))),), "1 / sqrt(x)",
     ),
     Function(
-        "tanh", _ONE_FLOAT, np.tanh, _increasing(math.tanh), 2, "ag_tanh",
-        lambda x: (_sub(_number(1.0), _mul(call("tanh", x), call("tanh", x))),), "hyperbolic tangent",
+        "tanh", _ONE_FLOAT, np.tanh, _increasing(math.tanh, least=-1.0, most=1.0), 2, "ag_tanh",
+        lambda x: (_sub(_number(1.0), _mul(call("tanh", x), call("tanh", x))),),
+        "hyperbolic tangent",
     ),
     Function(
-        "sigmoid", _ONE_FLOAT, _np_sigmoid, _increasing(_sigmoid), 4, "ag_sigmoid",
+        "sigmoid", _ONE_FLOAT, _np_sigmoid, _increasing(_sigmoid, least=0.0, most=1.0), 4,
+        "ag_sigmoid",
         lambda x: (_mul(call("sigmoid", x), _sub(_number(1.0), call("sigmoid", x))),),
         "1 / (1 + exp(-x))",
     ),
@@ -233,11 +240,13 @@ _ALL: tuple[Function, ...] = (
         lambda x: (_if_less(x, _number(0.0), -1.0, 1.0),), "absolute value",
     ),
     Function(
-        "min", Signature((2, None), None, None), _fold(np.fmin), _fold(interval.minimum), 0, "ag_min",
+        "min", Signature((2, None), None, None), _fold(np.fmin), _fold(interval.minimum), 0,
+        "ag_min",
         lambda a, b: (_if_less(b, a, 0.0, 1.0), _if_less(b, a, 1.0, 0.0)), "the smallest",
     ),
     Function(
-        "max", Signature((2, None), None, None), _fold(np.fmax), _fold(interval.maximum), 0, "ag_max",
+        "max", Signature((2, None), None, None), _fold(np.fmax), _fold(interval.maximum), 0,
+        "ag_max",
         lambda a, b: (_if_less(a, b, 0.0, 1.0), _if_less(a, b, 1.0, 0.0)), "the largest",
     ),
     Function(
@@ -257,7 +266,8 @@ _ALL: tuple[Function, ...] = (
     ),
     Function(
         "exp_difference", Signature((2, 2), FLOAT, FLOAT), _np_exp_difference,
-        lambda a, b: _increasing(math.exp)(interval.subtract(a, b)), 2, "ag_exp_difference",
+        lambda a, b: _increasing(math.exp, least=0.0)(interval.rounded(interval.subtract(a, b))),
+        2, "ag_exp_difference",
         lambda a, b: (call("exp_difference", a, b), Negate(call("exp_difference", a, b))),
         "exp(a - b), and 0 when a is -inf",
     ),

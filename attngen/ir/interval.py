@@ -5,19 +5,42 @@ promise).  Integer bounds are Python integers of any size; open ends are ±inf. 
 value is an interval in {0, 1}, which is three-valued logic: [0, 0] false, [1, 1] true,
 [0, 1] unknown.  `nan` says that a float may be NaN, which makes every comparison unknown.
 
+The operations here are those of exact arithmetic.  A float expression rounds each result to
+float32, so an analysis passes the interval of every float node through `rounded`.
+
 Source: R. E. Moore, Interval Analysis, 1966, chapter 2.
 """
 
 from __future__ import annotations
 
 import math
+import struct
 from dataclasses import dataclass
 from typing import Final, TypeAlias, final
 
 __all__ = [
-    "ANY_FLOAT", "FALSE", "TRUE", "UNKNOWN", "Interval", "Number", "add", "compare", "divide",
-    "floor_divide", "hull", "logical_and", "logical_not", "logical_or", "maximum", "minimum",
-    "modulo", "multiply", "negate", "point", "subtract",
+    "ANY_FLOAT",
+    "FALSE",
+    "TRUE",
+    "UNKNOWN",
+    "Interval",
+    "Number",
+    "add",
+    "compare",
+    "divide",
+    "floor_divide",
+    "hull",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "maximum",
+    "minimum",
+    "modulo",
+    "multiply",
+    "negate",
+    "point",
+    "rounded",
+    "subtract",
 ]
 
 Number: TypeAlias = int | float
@@ -66,7 +89,8 @@ def negate(a: Interval) -> Interval:
 
 def add(a: Interval, b: Interval) -> Interval:
     opposite = _INF in (a.high, b.high) and -_INF in (a.low, b.low)  # inf - inf is NaN
-    return Interval(_sum(a.low, b.low, -_INF), _sum(a.high, b.high, _INF), a.nan or b.nan or opposite)
+    nan = a.nan or b.nan or opposite
+    return Interval(_sum(a.low, b.low, -_INF), _sum(a.high, b.high, _INF), nan)
 
 
 def subtract(a: Interval, b: Interval) -> Interval:
@@ -120,6 +144,16 @@ def maximum(a: Interval, b: Interval) -> Interval:
     return _drop_nan(Interval(max(a.low, b.low), max(a.high, b.high)), a, b)
 
 
+def rounded(a: Interval, ulps: int = 0) -> Interval:
+    """What a float32 result can be when the exact value, give or take `ulps`, lies in `a`.
+
+    Contains the exact value too (a fused multiply-add skips one rounding), overflow to
+    infinity, and subnormal results flushed to zero.
+    """
+    low, high = -_round_up(-_to_double(a.low), ulps), _round_up(_to_double(a.high), ulps)
+    return Interval(low, high, a.nan)
+
+
 def compare(op: str, a: Interval, b: Interval) -> Interval:
     """Three-valued `<`, `<=`, `==`, `!=`, `>=`, `>`."""
     match op:
@@ -130,7 +164,8 @@ def compare(op: str, a: Interval, b: Interval) -> Interval:
         case ">" | ">=":
             return compare("<" if op == ">" else "<=", b, a)
         case "==":
-            always, never = a.is_point and b.is_point and a.low == b.low, a.high < b.low or b.high < a.low
+            always = a.is_point and b.is_point and a.low == b.low
+            never = a.high < b.low or b.high < a.low
         case _:
             return logical_not(compare("==", a, b))
     if a.nan or b.nan:
@@ -158,11 +193,10 @@ def _is_unbounded(a: Interval) -> bool:
 
 
 def _sum(a: Number, b: Number, when_undefined: Number) -> Number:
+    if abs(a) == _INF and abs(b) == _INF:
+        return a if a == b else when_undefined
     if abs(a) == _INF or abs(b) == _INF:
-        total = float(max(min(a, _INF), -_INF)) + float(b) if abs(a) == _INF and abs(b) == _INF else (
-            a if abs(a) == _INF else b
-        )
-        return when_undefined if math.isnan(total) else total
+        return a if abs(a) == _INF else b
     return a + b
 
 
@@ -180,6 +214,34 @@ def _floor_quotient(a: Number, b: Number) -> Number:
     if abs(b) == _INF:
         return 0 if (a >= 0) == (b > 0) else -1
     return a // b
+
+
+_SMALLEST_NORMAL: Final = 2.0**-126
+
+
+def _to_double(x: Number) -> float:
+    try:
+        return float(x)
+    except OverflowError:
+        return _INF if x > 0 else -_INF
+
+
+def _to_float32(x: float) -> float:
+    try:
+        (result,) = struct.unpack("f", struct.pack("f", x))
+        return float(result)
+    except OverflowError:
+        return math.copysign(_INF, x)
+
+
+def _round_up(x: float, ulps: int) -> float:
+    """The largest float32 that a result with the exact value `x` can be."""
+    if ulps and math.isfinite(x):
+        x += ulps * (abs(x) * 2.0**-23 + 2.0**-149)
+    nearest = _to_float32(x)
+    if nearest != x:
+        x = max(nearest, math.nextafter(x, _INF))
+    return 0.0 if -_SMALLEST_NORMAL < x < 0 else x
 
 
 def _drop_nan(result: Interval, a: Interval, b: Interval) -> Interval:

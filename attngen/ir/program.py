@@ -16,7 +16,18 @@ from typing import TypeAlias, final
 from attngen.ir.attention import Attention
 from attngen.ir.schedule import Schedule
 
-__all__ = ["Axis", "Launch", "Loop", "Node", "Op", "Program", "Step", "TileProgram", "Workspace", "walk"]
+__all__ = [
+    "Axis",
+    "Launch",
+    "Loop",
+    "Node",
+    "Op",
+    "Program",
+    "Step",
+    "TileProgram",
+    "Workspace",
+    "walk",
+]
 
 
 class Axis(Enum):
@@ -97,7 +108,7 @@ class TileProgram:
 @final
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """A float32 scratch array that a launch needs: `dims` are size names and numbers, multiplied."""
+    """A float32 scratch array that a launch needs: `dims` are size names and numbers, a product."""
 
     name: str
     dims: tuple[str | int, ...]

@@ -15,7 +15,7 @@ class LoopOrder(Enum):
     Q_KV = "q, kv"
     """Query tiles outside, one per block; the row state stays in registers (FlashAttention-2)."""
     KV_Q = "kv, q"
-    """Key tiles outside; the row state travels through a workspace (FlashAttention, Algorithm 1)."""
+    """Key tiles outside; the row state travels through a workspace (FlashAttention Algorithm 1)."""
 
 
 class Passes(Enum):

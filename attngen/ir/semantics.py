@@ -15,8 +15,22 @@ from typing import Any, Final, TypeAlias, assert_never, final
 import numpy as np
 
 from attngen.ir.expr import (
-    Binary, BinaryOp, Call, Compare, CompareOp, Const, Expr, Let, Load, Logical, LogicalOp, Negate,
-    Not, Select, Symbol, ToFloat,
+    Binary,
+    BinaryOp,
+    Call,
+    Compare,
+    CompareOp,
+    Const,
+    Expr,
+    Let,
+    Load,
+    Logical,
+    LogicalOp,
+    Negate,
+    Not,
+    Select,
+    Symbol,
+    ToFloat,
 )
 from attngen.ir.functions import FUNCTIONS
 from attngen.ir.traverse import fold_up
@@ -88,7 +102,8 @@ def evaluate(e: Expr, symbols: Mapping[str, Array], tensors: Mapping[str, Array]
                 return operands[0]
             case Select():
                 condition, then, otherwise = operands
-                outside = condition.outside | np.where(condition.data, then.outside, otherwise.outside)
+                branch = np.where(condition.data, then.outside, otherwise.outside)
+                outside = condition.outside | branch
                 return Value(np.where(*data), outside, _first_tensor(operands))
             case Logical(op):
                 return _lazy_chain(op, operands)

@@ -10,10 +10,32 @@ from dataclasses import replace
 from typing import TypeVar, assert_never
 
 from attngen.ir.expr import (
-    Binary, Call, Compare, Const, Expr, Let, Load, Logical, Negate, Not, Role, Select, Symbol, ToFloat,
+    Binary,
+    Call,
+    Compare,
+    Const,
+    Expr,
+    Let,
+    Load,
+    Logical,
+    Negate,
+    Not,
+    Role,
+    Select,
+    Symbol,
+    ToFloat,
 )
 
-__all__ = ["children", "fold_up", "postorder", "rebuild", "rewrite", "substitute", "symbols", "tensors"]
+__all__ = [
+    "children",
+    "fold_up",
+    "postorder",
+    "rebuild",
+    "rewrite",
+    "substitute",
+    "symbols",
+    "tensors",
+]
 
 T = TypeVar("T")
 

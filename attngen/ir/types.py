@@ -52,7 +52,7 @@ _STORED = (
 )
 
 ELEMENTS: Final[dict[str, Element]] = {element.name: element for element in _STORED}
-"""Every element type of a captured tensor, by name.  `float` is written for fp32, `int` for int32."""
+"""Every element type of a captured tensor, by name (`float` also means fp32, `int` int32)."""
 
 FLOATING: Final[dict[str, Element]] = {e.name: e for e in (FP16, BF16, FP32)}
 """The element types of query, key, value and output."""

@@ -1,5 +1,5 @@
-"""Insert barriers where one thread reads what another wrote to shared memory, or overwrites
-what another may still read.
+"""Insert barriers where one thread reads what another wrote, or overwrites what another may
+still read: tiles in shared memory, and the row state while it lies in a workspace.
 
     kv                                  kv
       load_key                            barrier     (last iteration's scores are done)
@@ -8,7 +8,7 @@ what another may still read.
       …                                   scores  …
 
 A loop body is walked twice, the second time with what its first walk left behind, so a
-hazard across iterations is seen.  The result has no barrier that could be left out.
+hazard across iterations is seen.
 """
 
 from __future__ import annotations
@@ -20,14 +20,24 @@ from attngen.ir.program import Loop, Node, Op, Step
 
 __all__ = ["place_barriers"]
 
-_WRITES: Final = {Op.LOAD_QUERY: "query", Op.LOAD_KEY: "key", Op.LOAD_VALUE: "value"}
-_READS: Final = {Op.SCORES: frozenset({"query", "key"}), Op.ACCUMULATE: frozenset({"value"})}
+_WRITES: Final = {
+    Op.LOAD_QUERY: "query",
+    Op.LOAD_KEY: "key",
+    Op.LOAD_VALUE: "value",
+    Op.STORE_STATE: "state",
+    Op.FINALIZE: "state",
+}
+_READS: Final = {
+    Op.SCORES: frozenset({"query", "key"}),
+    Op.ACCUMULATE: frozenset({"value"}),
+    Op.LOAD_STATE: frozenset({"state"}),
+}
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """Tiles written and tiles read since the last barrier."""
+    """What was written and what was read since the last barrier."""
 
     written: frozenset[str] = frozenset()
     read: frozenset[str] = frozenset()

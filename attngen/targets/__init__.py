@@ -26,7 +26,8 @@ def all_targets() -> tuple[Target, ...]:
     for name in sorted(module.name for module in iter_modules(__path__)):
         if name.startswith("sm_"):
             target = import_module(f"{__name__}.{name}").TARGET
-            assert isinstance(target, Target) and target.name == name
+            assert isinstance(target, Target)
+            assert target.name == name
             found.append(target)
     return tuple(sorted(found, key=lambda target: target.capability))
 
@@ -34,7 +35,7 @@ def all_targets() -> tuple[Target, ...]:
 def get(name: str) -> Target:
     """The target of this name.
 
-    Errors:  A451 for any other name; it suggests the nearest one.
+    Errors:  A491 for any other name; it suggests the nearest one.
     """
     for target in all_targets():
         if target.name == name:
@@ -47,7 +48,7 @@ def for_capability(capability: tuple[int, int], *, compiler: str = "not loaded")
 
     Where several do, the one with the highest minor number: it knows most about the chip.
 
-    Errors:  A452 when none does; it names the capability, `compiler` and the targets.
+    Errors:  A492 when none does; it names the capability, `compiler` and the targets.
     """
     fitting = [target for target in all_targets() if target.runs_on(capability)]
     if fitting:

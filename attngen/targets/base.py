@@ -66,9 +66,14 @@ class Target:
     max_grid_yz: int = 65535  # Guide
 
     @property
-    def nvrtc_option(self) -> str:
+    def cubin_option(self) -> str:
         """The option that makes NVRTC emit machine code for this target."""
         return f"--gpu-architecture={self.name}"
+
+    @property
+    def ptx_option(self) -> str:
+        """The option that makes NVRTC stop at PTX for this target."""
+        return f"--gpu-architecture={self.name.replace('sm_', 'compute_')}"
 
     @property
     def sm_number(self) -> int:

@@ -1,4 +1,4 @@
-"""What can be wrong with a target (A45x)."""
+"""What can be wrong with a target (A49x)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["NoTargetForGpu", "UnknownTarget"]
 class UnknownTarget(Diagnostic):
     """A name that is no target of attngen."""
 
-    code = "A451"
+    code = "A491"
     title = "unknown target `{name}`"
     label = "the targets are {supported}"
     hint = "did you mean `{closest}`?"
@@ -26,7 +26,7 @@ class UnknownTarget(Diagnostic):
 class NoTargetForGpu(Diagnostic):
     """A GPU that no cubin of attngen runs on; there is no PTX to fall back to."""
 
-    code = "A452"
+    code = "A492"
     title = "no target runs on a GPU of compute capability {capability}"
     label = "attngen makes machine code for {supported}; the compiler is {compiler}"
     hint = "`attngen compile --arch` makes files for other machines; this GPU cannot run them"

@@ -92,3 +92,27 @@ template <class T> AG_DEVICE T ag_mod(T a, T b) {
     T remainder = a % b;
     return remainder != 0 && (remainder < 0) != (b < 0) ? remainder + b : remainder;
 }
+
+// x, but at least low and at most high.
+template <class T> AG_DEVICE T ag_clamp(T x, T low, T high) { return ag_min(ag_max(x, low), high); }
+
+// Whether bit i of a word is set; false outside 0..63.
+AG_DEVICE bool ag_bit(ag_i64 word, ag_i64 i) { return i >= 0 && i < 64 && ((word >> i) & 1) == 1; }
+
+// The largest integer not above x, at the nearest end of 64 bits where it is beyond; 0 for NaN.
+AG_DEVICE ag_i64 ag_floor_to_int(float x) {
+    const ag_i64 largest = 9223372036854775807LL;
+    const float y = ag_floor(x);
+    if (y != y) return 0;
+    if (y >= 9223372036854775808.0f) return largest;
+    return y <= -9223372036854775808.0f ? -largest - 1 : (ag_i64)y;
+}
+
+AG_DEVICE float ag_sigmoid(float x) { return 1.0f / (1.0f + ag_exp(-x)); }
+
+// exp(a - b), and 0 when a is -inf: nothing has no weight, also relative to nothing.
+AG_DEVICE float ag_exp_difference(float a, float b) {
+    return a == -AG_INFINITY ? 0.0f : ag_exp(a - b);
+}
+
+// ---- end of device functions ----------------------------------------------------------------

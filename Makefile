@@ -1,0 +1,49 @@
+# Every chore is one command.  `make` lists them.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-gpu lint types update-data goldens bench clean
+
+help:  ## List the commands
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+# The project's own environment.  Without a C++ compiler the CPU run uses one from a wheel.
+$(VENV)/ready: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "attngen needs Python 3.11 or newer: make PYTHON=python3.12 …")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	@command -v g++ clang++ c++ >/dev/null || $(BIN)/pip install --quiet '.[cpu-cc]'
+	@touch $@
+
+demo: $(VENV)/ready  ## From a mask in a text file to CUDA, run and proved on this machine
+	$(BIN)/attngen explain examples/gemma2_local.attn
+	$(BIN)/attngen compile examples/gemma2_local.attn --dtype bf16 --head-dim 64 --arch sm_80,sm_90a -o build/demo
+	$(BIN)/attngen run examples/gemma2_local.attn --device cpu
+
+test: $(VENV)/ready lint types  ## Everything that needs no GPU
+	$(BIN)/pytest -n auto
+
+test-gpu: $(VENV)/ready  ## What needs a GPU (skips with a reason where there is none)
+	$(BIN)/pytest tests/gpu -m gpu
+
+lint: $(VENV)/ready  ## Style and layering
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+
+types: $(VENV)/ready  ## mypy --strict
+	$(BIN)/mypy
+
+update-data: $(VENV)/ready  ## Rewrite expected texts; read the diff
+	$(BIN)/pytest -n auto --update-data
+
+goldens: $(VENV)/ready  ## Regenerate generated/
+	$(BIN)/python -m tests.goldens
+
+bench: $(VENV)/ready  ## Start-up and compile times, as a table
+	$(BIN)/python -m benchmarks.startup
+
+clean:  ## Remove what these commands made
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,169 @@
+"""Which values an expression can take, before anything runs: intervals from declared ranges.
+
+At compile time sizes are any length below 2^31 and params whatever their declaration
+allows; at launch the same walk runs again over the real sizes and params.  The code
+generator takes 32 bits where the compile-time interval proves it and 64 bits otherwise, so
+only what exceeds 64 bits is left for the launch to reject.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final, TypeAlias, assert_never
+
+from attngen.ir import interval
+from attngen.ir.attention import SIZES, Attention
+from attngen.ir.expr import (
+    Binary,
+    BinaryOp,
+    Call,
+    Compare,
+    Const,
+    Expr,
+    Let,
+    Load,
+    Logical,
+    LogicalOp,
+    Negate,
+    Not,
+    Select,
+    Symbol,
+    ToFloat,
+    expr_type,
+)
+from attngen.ir.functions import FUNCTIONS
+from attngen.ir.interval import ANY_FLOAT, UNKNOWN, Interval
+from attngen.ir.traverse import children, postorder
+from attngen.ir.types import Element, ScalarType
+
+__all__ = [
+    "INT32",
+    "INT64",
+    "Ranges",
+    "compile_time_ranges",
+    "exceeding_int64",
+    "infer_ranges",
+    "launch_ranges",
+]
+
+Ranges: TypeAlias = Mapping[str, Interval]
+"""The interval of each symbol, by name."""
+
+INT32: Final = Interval(-(2**31), 2**31 - 1)
+INT64: Final = Interval(-(2**63), 2**63 - 1)
+LONGEST: Final = 2**31 - 1
+"""Lengths, batch and head counts stay below 2^31."""
+
+
+def compile_time_ranges(attention: Attention) -> Ranges:
+    """Symbol ranges that hold for every legal launch."""
+    size = Interval(0, LONGEST)
+    index = Interval(0, LONGEST - 1)
+    ranges = {name: size for name in (*SIZES, *attention.named_sizes)}
+    ranges |= {name: index for name in ("b", "h", "hkv", "q", "kv")}
+    ranges["qpos"] = Interval(-LONGEST, LONGEST - 1)
+    ranges["s"] = ANY_FLOAT
+    for param in attention.params:
+        ranges[param.name] = _declared(param.type, param.bound.low, param.bound.high)
+    return ranges
+
+
+def launch_ranges(
+    attention: Attention, sizes: Mapping[str, int], params: Mapping[str, bool | int | float]
+) -> Ranges:
+    """Symbol ranges for one launch, from its sizes and params."""
+    ranges = {name: interval.point(value) for name, value in {**sizes, **params}.items()}
+    for name, count in (("b", "B"), ("h", "Hq"), ("hkv", "Hkv"), ("q", "Sq"), ("kv", "Skv")):
+        ranges[name] = Interval(0, max(sizes[count] - 1, 0))
+    if attention.length_q is not None:
+        ranges["Sq"] = Interval(0, sizes["Sq"])
+    if attention.length_kv is not None:
+        ranges["Skv"] = Interval(0, sizes["Skv"])
+    last = interval.add(ranges["Skv"], Interval(-1, -1))
+    ranges["qpos"] = Interval(
+        min(ranges["Skv"].low - ranges["Sq"].high, last.low), max(last.high, 0)
+    )
+    ranges["s"] = ANY_FLOAT
+    return ranges
+
+
+def infer_ranges(
+    roots: tuple[Expr, ...], symbols: Ranges, attention: Attention
+) -> dict[int, Interval]:
+    """The interval of every node, by identity."""
+    elements = {tensor.name: tensor.element for tensor in attention.tensors}
+    known: dict[int, Interval] = {}
+    for node in postorder(*roots):
+        known[id(node)] = _interval(
+            node, tuple(known[id(c)] for c in children(node)), symbols, elements
+        )
+    return known
+
+
+def exceeding_int64(attention: Attention, symbols: Ranges) -> Iterator[Expr]:
+    """Integer nodes whose value may not fit 64 bits under the given symbol ranges."""
+    roots = attention.expressions()
+    known = infer_ranges(roots, symbols, attention)
+    for node in postorder(*roots):
+        if expr_type(node) is ScalarType.INT and not known[id(node)].within(INT64.low, INT64.high):
+            yield node
+
+
+def _declared(scalar: ScalarType, low: float | None, high: float | None) -> Interval:
+    match scalar:
+        case ScalarType.BOOL:
+            return UNKNOWN
+        case ScalarType.INT:
+            return Interval(INT64.low if low is None else low, INT64.high if high is None else high)
+        case ScalarType.FLOAT:
+            # A float param may be NaN only when no range was declared for it.
+            return Interval(
+                ANY_FLOAT.low if low is None else low,
+                ANY_FLOAT.high if high is None else high,
+                nan=low is None and high is None,
+            )
+
+
+def _interval(  # noqa: C901 - one short case per node of a closed union
+    node: Expr, operands: tuple[Interval, ...], symbols: Ranges, elements: Mapping[str, Element]
+) -> Interval:
+    match node:
+        case Const(value):
+            return interval.point(value)
+        case Symbol(name):
+            return symbols[name]
+        case Load(tensor):
+            element = elements[tensor]
+            is_float = element.scalar is ScalarType.FLOAT
+            return ANY_FLOAT if is_float else Interval(element.low, element.high)
+        case Let() | ToFloat():
+            return operands[0]
+        case Negate():
+            return interval.negate(operands[0])
+        case Not():
+            return interval.logical_not(operands[0])
+        case Binary(op):
+            return _ARITHMETIC[op](*operands)
+        case Compare(op):
+            return interval.compare(op.value, *operands)
+        case Logical(op):
+            return (interval.logical_and if op is LogicalOp.AND else interval.logical_or)(*operands)
+        case Select():
+            condition, then, otherwise = operands
+            if condition.is_point:
+                return then if condition.low else otherwise
+            return interval.hull(then, otherwise)
+        case Call(function):
+            return FUNCTIONS[function].interval(*operands)
+        case _:
+            assert_never(node)
+
+
+_ARITHMETIC: Final = {
+    BinaryOp.ADD: interval.add,
+    BinaryOp.SUB: interval.subtract,
+    BinaryOp.MUL: interval.multiply,
+    BinaryOp.DIV: interval.divide,
+    BinaryOp.FLOORDIV: interval.floor_divide,
+    BinaryOp.MOD: interval.modulo,
+}

@@ -1,0 +1,297 @@
+"""The arguments of one call, checked against the declaration: sizes, params, tensor views.
+
+Everything is checked before anything is compiled or launched, and every message names the
+argument, what it has and what was expected.
+"""
+
+from __future__ import annotations
+
+import difflib
+import numbers
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+from attngen.analysis.ranges import exceeding_int64, infer_ranges, launch_ranges
+from attngen.backend.device import ITEM_BYTES, ArrayView
+from attngen.binding_errors import (
+    DtypeMismatch,
+    GroupMismatch,
+    HeadDimUnsupported,
+    IntegerTooLarge,
+    MissingArgument,
+    ParamOutOfRange,
+    ParamType,
+    RangeOutside,
+    ReservedArgument,
+    ShapeMismatch,
+    SizeTooLarge,
+    UnknownArgument,
+)
+from attngen.diagnostics.diagnostic import AttnError
+from attngen.ir.attention import Attention, Param, Tensor, TensorDim
+from attngen.ir.types import FLOATING, Element, ScalarType
+
+__all__ = ["Binding", "bind", "split_arguments"]
+
+LARGEST_HEAD_DIM: Final = 256
+LARGEST_SIZE: Final = 2**31 - 1025
+"""Lengths stay so far below 2^31 that the last tile's end still fits 32 bits."""
+_REFUSED: Final = {
+    "dropout": "attngen computes no dropout; call it with dropout 0",
+    "dropout_p": "attngen computes no dropout; call it with dropout 0",
+}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """One call's arguments.
+
+    `q`, `k`, `v` are [B, H, tokens, D]; they hold the rows `rows` and the keys `keys` of the
+    logical problem.  Every tensor view has all its declared dimensions, with stride 0 along
+    an optional one that was 1 or absent.
+    """
+
+    q: ArrayView
+    k: ArrayView
+    v: ArrayView
+    dtype: Element
+    sizes: Mapping[str, int]
+    params: Mapping[str, bool | int | float]
+    tensors: Mapping[str, ArrayView]
+    rows: tuple[int, int]
+    keys: tuple[int, int]
+
+
+def split_arguments(
+    attention: Attention, named: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Keyword arguments of a call → tensors and params (defaults filled in), both complete."""
+    known = {t.name for t in attention.tensors} | {p.name for p in attention.params}
+    problems = [_unknown(attention, name, known) for name in named if name not in known]
+    tensors, params = {}, {}
+    for tensor in attention.tensors:
+        if tensor.name in named:
+            tensors[tensor.name] = named[tensor.name]
+        else:
+            problems.append(MissingArgument(tensor.span, attention.name, "tensor", tensor.name))
+    for param in attention.params:
+        if param.name in named:
+            params[param.name] = named[param.name]
+        elif param.default is not None:
+            params[param.name] = param.default
+        else:
+            problems.append(MissingArgument(param.span, attention.name, "param", param.name))
+    if problems:
+        raise AttnError(*problems)
+    return tensors, params
+
+
+def bind(
+    attention: Attention,
+    q: ArrayView,
+    k: ArrayView,
+    v: ArrayView,
+    tensors: Mapping[str, ArrayView],
+    params: Mapping[str, Any],
+    *,
+    q_range: tuple[int, int] | None = None,
+    kv_range: tuple[int, int] | None = None,
+    logical: tuple[int | None, int | None] = (None, None),
+    check_integers: bool = True,
+) -> Binding:
+    """Check one call.
+
+    Shapes:  q [B, Hq, rows, Dqk], k [B, Hkv, keys, Dqk], v [B, Hkv, keys, Dv].
+    Units:   `logical` is (Sq, Skv) when the arrays hold only the ranges; otherwise the arrays
+             hold everything, and the ranges say which part is computed.
+    Errors:  A621 to A631.
+    """
+    dtype = _check_operands(attention, q, k, v)
+    q, rows, Sq = _take_range("q_range", q, q_range, logical[0])
+    k, keys, Skv = _take_range("kv_range", k, kv_range, logical[1])
+    v, _, _ = _take_range("kv_range", v, kv_range, logical[1])
+    sizes = {
+        "B": q.shape[0], "Hq": q.shape[1], "Hkv": k.shape[1], "Sq": Sq, "Skv": Skv,
+        "Dqk": q.shape[3], "Dv": v.shape[3],
+    }  # fmt: skip
+    _check_sizes(attention, sizes)
+    views = {t.name: _bind_tensor(t, tensors[t.name], sizes) for t in attention.tensors}
+    values = {p.name: _check_param(p, params[p.name]) for p in attention.params}
+    if check_integers:
+        _check_integers(attention, sizes, values)
+    return Binding(q, k, v, dtype, sizes, values, views, rows, keys)
+
+
+# ---- q, k, v -----------------------------------------------------------------------------
+
+
+def _check_operands(attention: Attention, q: ArrayView, k: ArrayView, v: ArrayView) -> Element:
+    for name, view in (("q", q), ("k", k), ("v", v)):
+        if len(view.shape) != 4:
+            raise AttnError(ShapeMismatch(None, name, _shape(view), "four dimensions"))
+        if view.dtype not in FLOATING:
+            expected = attention.dtype.name if attention.dtype else "fp16, bf16 or fp32"
+            raise AttnError(DtypeMismatch(None, name, view.dtype, expected))
+    dtype = attention.dtype or FLOATING[q.dtype]
+    for name, view in (("q", q), ("k", k), ("v", v)):
+        if view.dtype != dtype.name:
+            why = "as declared" if attention.dtype else "as q has"
+            raise AttnError(DtypeMismatch(None, name, view.dtype, f"{dtype.name}, {why}"))
+    B, _, _, Dqk = q.shape
+    if k.shape[0] != B or k.shape[3] != Dqk:
+        raise AttnError(
+            ShapeMismatch(None, "k", _shape(k), f"(B, Hkv, Skv, Dqk) with B = {B}, Dqk = {Dqk}")
+        )
+    if v.shape[:3] != k.shape[:3]:
+        expected = ", ".join(map(str, k.shape[:3]))
+        raise AttnError(ShapeMismatch(None, "v", _shape(v), f"({expected}, Dv), as k has"))
+    return dtype
+
+
+def _check_sizes(attention: Attention, sizes: Mapping[str, int]) -> None:
+    for name in ("B", "Hq", "Hkv", "Sq", "Skv"):
+        if sizes[name] > LARGEST_SIZE:
+            raise AttnError(SizeTooLarge(None, name, sizes[name], LARGEST_SIZE))
+    for name, argument in (("Dqk", "q"), ("Dv", "v")):
+        if not 1 <= sizes[name] <= LARGEST_HEAD_DIM:
+            raise AttnError(HeadDimUnsupported(None, argument, sizes[name], LARGEST_HEAD_DIM))
+    if sizes["Hkv"] == 0 or sizes["Hq"] % sizes["Hkv"]:
+        raise AttnError(GroupMismatch(None, sizes["Hq"], sizes["Hkv"]))
+    declared = (
+        ("Hq", "q", attention.heads_q), ("Hkv", "k", attention.heads_kv),
+        ("Dqk", "q", attention.head_dim_qk), ("Dv", "v", attention.head_dim_v),
+    )  # fmt: skip
+    for name, argument, value in declared:
+        if value is not None and sizes[name] != value:
+            has = f"with {name} = {sizes[name]}"
+            raise AttnError(ShapeMismatch(None, argument, has, f"{name} = {value}, as declared"))
+
+
+def _take_range(
+    name: str, view: ArrayView, range_: tuple[int, int] | None, logical: int | None
+) -> tuple[ArrayView, tuple[int, int], int]:
+    """The part of an operand that is computed, its range, and the logical length."""
+    tokens = view.shape[2]
+    if range_ is None:
+        if logical is not None and logical != tokens:
+            raise AttnError(RangeOutside(None, name, 0, tokens, logical))
+        return view, (0, tokens), tokens
+    size = tokens if logical is None else logical
+    begin, end = range_
+    if not 0 <= begin <= end <= size:
+        raise AttnError(RangeOutside(None, name, begin, end, size))
+    if logical is None:
+        view = view._replace(
+            pointer=view.pointer + begin * view.strides[2] * ITEM_BYTES[view.dtype],
+            shape=(*view.shape[:2], end - begin, view.shape[3]),
+        )
+    elif tokens != end - begin:
+        raise AttnError(
+            ShapeMismatch(None, name[0], _shape(view), f"{end - begin} tokens, as {name} says")
+        )
+    return view, (begin, end), size
+
+
+# ---- captured tensors --------------------------------------------------------------------
+
+
+def _bind_tensor(tensor: Tensor, view: ArrayView, sizes: dict[str, int]) -> ArrayView:
+    """A view with all declared dimensions; names that its shape binds go into `sizes`."""
+    if view.dtype != tensor.element.name:
+        raise AttnError(DtypeMismatch(tensor.span, tensor.name, view.dtype, tensor.element.name))
+    absent = len(tensor.dims) - len(view.shape)
+    may_be_absent = 0
+    while may_be_absent < len(tensor.dims) and tensor.dims[may_be_absent].optional:
+        may_be_absent += 1
+    if not 0 <= absent <= may_be_absent:
+        raise _tensor_shape(tensor, view, sizes)
+    shape, strides = [], []
+    for i, dim in enumerate(tensor.dims):
+        has = 1 if i < absent else view.shape[i - absent]
+        stride = 0 if i < absent else view.strides[i - absent]
+        size = _bind_size(dim, has, sizes)
+        if has != size:
+            if not (dim.optional and has == 1):
+                raise _tensor_shape(tensor, view, sizes)
+            stride = 0
+        shape.append(size)
+        strides.append(stride)
+    return view._replace(shape=tuple(shape), strides=tuple(strides))
+
+
+def _bind_size(dim: TensorDim, has: int, sizes: dict[str, int]) -> int:
+    if isinstance(dim.size, int):
+        return dim.size
+    if dim.size not in sizes:
+        if has > LARGEST_SIZE:
+            raise AttnError(SizeTooLarge(None, dim.size, has, LARGEST_SIZE))
+        sizes[dim.size] = has
+    return sizes[dim.size]
+
+
+def _tensor_shape(tensor: Tensor, view: ArrayView, sizes: Mapping[str, int]) -> AttnError:
+    names = [f"{d.size}{'?' if d.optional else ''}" for d in tensor.dims]
+    values = [
+        f"{d.size} = {sizes[d.size]}"
+        for d in tensor.dims
+        if isinstance(d.size, str) and d.size in sizes
+    ]
+    expected = f"[{', '.join(names)}]" + (
+        f" with {', '.join(dict.fromkeys(values))}" if values else ""
+    )
+    return AttnError(ShapeMismatch(tensor.span, tensor.name, _shape(view), expected))
+
+
+# ---- params ------------------------------------------------------------------------------
+
+
+def _check_param(param: Param, value: Any) -> bool | int | float:
+    checked: bool | int | float
+    kind = f"a value of type {type(value).__name__}"
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():
+        value = value.item()
+    is_bool = isinstance(value, bool)
+    match param.type:
+        case ScalarType.BOOL:
+            if not is_bool:
+                raise AttnError(ParamType(param.span, param.name, kind, "a bool"))
+            return bool(value)
+        case ScalarType.INT:
+            if is_bool or not isinstance(value, numbers.Integral):
+                raise AttnError(ParamType(param.span, param.name, kind, "an integer"))
+            checked = int(value)
+        case ScalarType.FLOAT:
+            if is_bool or not isinstance(value, numbers.Real):
+                raise AttnError(ParamType(param.span, param.name, kind, "a number"))
+            checked = float(value)
+    in_64_bits = param.type is not ScalarType.INT or -(2**63) <= checked < 2**63
+    if not in_64_bits or not param.bound.contains(checked):
+        raise AttnError(ParamOutOfRange(param.span, param.name, repr(checked)))
+    return checked
+
+
+def _check_integers(
+    attention: Attention, sizes: Mapping[str, int], params: Mapping[str, bool | int | float]
+) -> None:
+    """No integer of this call leaves 64 bits."""
+    ranges = launch_ranges(attention, sizes, params)
+    for node in exceeding_int64(attention, ranges):
+        found = infer_ranges((node,), ranges, attention)[id(node)]
+        worst = max(found.low, found.high, key=abs)
+        raise AttnError(IntegerTooLarge(node.span, str(worst)))
+
+
+def _unknown(
+    attention: Attention, name: str, known: set[str]
+) -> UnknownArgument | ReservedArgument:
+    if name in _REFUSED:
+        return ReservedArgument(None, name, _REFUSED[name])
+    closest = difflib.get_close_matches(name, sorted(known), n=1)
+    takes = ", ".join(sorted(known)) or "none"
+    return UnknownArgument(None, attention.name, name, takes, closest[0] if closest else None)
+
+
+def _shape(view: ArrayView) -> str:
+    return f"({', '.join(map(str, view.shape))})"

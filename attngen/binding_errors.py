@@ -1,0 +1,129 @@
+"""What can be wrong with the arguments of a call: A62x."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attngen.diagnostics.diagnostic import Diagnostic
+
+__all__ = [
+    "DtypeMismatch", "GroupMismatch", "HeadDimUnsupported", "IntegerTooLarge", "MissingArgument",
+    "ParamOutOfRange", "ParamType", "RangeOutside", "ReservedArgument", "ShapeMismatch",
+    "SizeTooLarge", "UnknownArgument",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeMismatch(Diagnostic):
+    code = "A621"
+    title = "argument `{argument}` has shape {has}"
+    label = "expected {expected}"
+    argument: str
+    has: str
+    expected: str
+
+
+@dataclass(frozen=True, slots=True)
+class DtypeMismatch(Diagnostic):
+    code = "A622"
+    title = "argument `{argument}` has dtype {has}"
+    label = "expected {expected}"
+    argument: str
+    has: str
+    expected: str
+
+
+@dataclass(frozen=True, slots=True)
+class MissingArgument(Diagnostic):
+    code = "A623"
+    title = "`{attention}` needs the {kind} `{argument}`, which was not given"
+    label = "declared here"
+    hint = "pass {argument}=…"
+    attention: str
+    kind: str
+    argument: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownArgument(Diagnostic):
+    code = "A624"
+    title = "`{attention}` has no tensor or param `{argument}`"
+    label = "it takes {takes}"
+    hint = "did you mean `{closest}`?"
+    attention: str
+    argument: str
+    takes: str
+    closest: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ParamType(Diagnostic):
+    code = "A625"
+    title = "param `{argument}` is {has}"
+    label = "expected {expected}"
+    argument: str
+    has: str
+    expected: str
+
+
+@dataclass(frozen=True, slots=True)
+class ParamOutOfRange(Diagnostic):
+    code = "A626"
+    title = "param `{argument}` is {has}, outside its declared range"
+    label = "the range is declared here"
+    argument: str
+    has: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMismatch(Diagnostic):
+    code = "A627"
+    title = "{Hq} query heads cannot share {Hkv} key/value heads"
+    label = "the number of query heads must be a multiple of the number of key/value heads"
+    Hq: int
+    Hkv: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeadDimUnsupported(Diagnostic):
+    code = "A628"
+    title = "head dim {head_dim} of `{argument}` is not supported"
+    label = "head dims 1 to {largest} are supported"
+    argument: str
+    head_dim: int
+    largest: int
+
+
+@dataclass(frozen=True, slots=True)
+class SizeTooLarge(Diagnostic):
+    code = "A629"
+    title = "{name} is {has}; at most {limit} is supported"
+    name: str
+    has: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerTooLarge(Diagnostic):
+    code = "A630"
+    title = "an integer of this expression may reach {value}, beyond 64 bits, with the given sizes and params"
+    label = "this one"
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class RangeOutside(Diagnostic):
+    code = "A631"
+    title = "{name} is [{begin}, {end}), which is not a range of [0, {size})"
+    name: str
+    begin: int
+    end: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReservedArgument(Diagnostic):
+    code = "A632"
+    title = "`{argument}` is not supported: {reason}"
+    argument: str
+    reason: str

@@ -1,0 +1,304 @@
+"""Expressions → CUDA text.
+
+    kv <= qpos and doc[b, qpos] == doc[b, kv]
+    at.kv <= at.qpos && read_doc(args, at.b, at.qpos) == read_doc(args, at.b, at.kv)
+
+Names: indices and the lengths of this sequence come from `at`, other sizes and params from
+`args` (`args.p_cap`), tensors through one `read_<tensor>` each, lets through one
+`let_<name>` each.  Nothing the user wrote is ever a C++ name by itself.  `and`, `or` and
+`where` are `&&`, `||` and `?:`, which are as lazy as the language wants.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, assert_never, final
+
+import numpy as np
+
+from attngen.ir.attention import Attention
+from attngen.ir.expr import (
+    Binary,
+    BinaryOp,
+    Call,
+    Compare,
+    CompareOp,
+    Const,
+    Expr,
+    Let,
+    Load,
+    Logical,
+    LogicalOp,
+    Negate,
+    Not,
+    Role,
+    Select,
+    Symbol,
+    ToFloat,
+    expr_type,
+)
+from attngen.analysis.ranges import INT32, compile_time_ranges, infer_ranges
+from attngen.ir.functions import FUNCTIONS
+from attngen.ir.interval import Interval
+from attngen.ir.traverse import children, symbols
+from attngen.ir.types import ScalarType
+
+__all__ = ["CType", "Emitted", "ExprPrinter", "float_literal", "mentions_score"]
+
+
+class CType(IntEnum):
+    """C++ types of emitted expressions; of two integers the larger number is the wider type."""
+
+    BOOL = 0
+    INT32 = 1
+    INT64 = 2
+    FLOAT = 3
+
+    @property
+    def text(self) -> str:
+        return ("bool", "int", "ag_i64", "float")[self]
+
+
+class _Precedence(IntEnum):
+    """C++ operators, loosest first; operands that bind looser get parentheses."""
+
+    SELECT = 0
+    OR = 1
+    AND = 2
+    EQUALITY = 3
+    RELATION = 4
+    SUM = 5
+    PRODUCT = 6
+    UNARY = 7
+    PRIMARY = 8
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """C++ text of an expression, its type, and how tightly it binds."""
+
+    text: str
+    type: CType
+    precedence: _Precedence = _Precedence.PRIMARY
+
+    def at(self, precedence: _Precedence) -> str:
+        """The text, in parentheses where an operator of this precedence needs them."""
+        return self.text if self.precedence >= precedence else f"({self.text})"
+
+    def widened(self) -> Emitted:
+        """The same integer as ag_i64."""
+        if self.type is CType.INT64:
+            return self
+        return Emitted(f"(ag_i64){self.at(_Precedence.UNARY)}", CType.INT64, _Precedence.UNARY)
+
+
+_RELATIONS: Final = {
+    op: _Precedence.EQUALITY if op in (CompareOp.EQ, CompareOp.NE) else _Precedence.RELATION
+    for op in CompareOp
+}
+_ARITHMETIC: Final = {
+    BinaryOp.ADD: _Precedence.SUM,
+    BinaryOp.SUB: _Precedence.SUM,
+    BinaryOp.MUL: _Precedence.PRODUCT,
+    BinaryOp.DIV: _Precedence.PRODUCT,
+}
+_INTEGER_FUNCTIONS: Final = {BinaryOp.FLOORDIV: "ag_floordiv", BinaryOp.MOD: "ag_mod"}
+
+
+@final
+class ExprPrinter:
+    """Prints the expressions of one attention variant."""
+
+    def __init__(self, attention: Attention) -> None:
+        self._attention = attention
+        self._ranges = infer_ranges(
+            attention.expressions(), compile_time_ranges(attention), attention
+        )
+
+    def print(self, e: Expr) -> str:
+        """The C++ text of an expression."""
+        return self._emit(e).text
+
+    def print_row_formula(self, e: Expr, names: Mapping[str, str]) -> str:
+        """The C++ text of a formula of the row state; `names` says how its row values are called."""
+        return self._emit(e, row_names=names).text
+
+    def type_of(self, e: Expr) -> str:
+        """The C++ type of an expression's text."""
+        return self._emit(e).type.text
+
+    def _emit(self, root: Expr, row_names: Mapping[str, str] | None = None) -> Emitted:
+        done: dict[int, Emitted] = {}
+        stack: list[tuple[Expr, bool]] = [(root, False)]
+        while stack:
+            node, ready = stack.pop()
+            if id(node) in done:
+                continue
+            # The inside of a let is printed once, in its own function.
+            below = () if isinstance(node, Let) and node is not root else children(node)
+            if not ready:
+                stack.append((node, True))
+                stack.extend((child, False) for child in below)
+                continue
+            done[id(node)] = self._node(node, [done[id(c)] for c in below], row_names)
+        return done[id(root)]
+
+    def _node(  # noqa: C901 - one short case per node of a closed union
+        self, node: Expr, operands: list[Emitted], row_names: Mapping[str, str] | None
+    ) -> Emitted:
+        match node:
+            case Const(value):
+                return _constant(value)
+            case Symbol():
+                return self._symbol(node, row_names)
+            case Load(tensor):
+                read = ", ".join(["args", *(o.text for o in operands)])
+                return Emitted(f"read_{tensor}({read})", self._load_type(node))
+            case Let(name, value):
+                if operands:
+                    return operands[0]
+                passed = "args, at, s" if mentions_score(node) else "args, at"
+                return Emitted(f"let_{name}({passed})", self._emit(value).type)
+            case ToFloat():
+                return Emitted(
+                    f"(float){operands[0].at(_Precedence.UNARY)}", CType.FLOAT, _Precedence.UNARY
+                )
+            case Negate():
+                (x,) = self._fitted(node, operands)
+                return Emitted(f"-{x.at(_Precedence.PRIMARY)}", x.type, _Precedence.UNARY)
+            case Not():
+                return Emitted(
+                    f"!{operands[0].at(_Precedence.UNARY)}", CType.BOOL, _Precedence.UNARY
+                )
+            case Binary(op):
+                return self._binary(node, op, self._fitted(node, operands))
+            case Compare(op):
+                level = _RELATIONS[op]
+                left, right = (o.at(_Precedence(level + 1)) for o in operands)
+                return Emitted(f"{left} {op.value} {right}", CType.BOOL, level)
+            case Logical(op):
+                level = _Precedence.AND if op is LogicalOp.AND else _Precedence.OR
+                # Not needed by C++, but `a || (b && c)` is easier to read.
+                inner = _Precedence(_Precedence.AND + 1)
+                sign = " && " if op is LogicalOp.AND else " || "
+                return Emitted(sign.join(o.at(inner) for o in operands), CType.BOOL, level)
+            case Select():
+                condition, then, otherwise = operands
+                if then.type is not otherwise.type:
+                    then, otherwise = then.widened(), otherwise.widened()
+                text = " : ".join(o.at(_Precedence.OR) for o in (then, otherwise))
+                return Emitted(
+                    f"{condition.at(_Precedence.OR)} ? {text}", then.type, _Precedence.SELECT
+                )
+            case Call(function):
+                return self._call(node, function, self._fitted(node, operands))
+            case _:
+                assert_never(node)
+
+    def _symbol(self, node: Symbol, row_names: Mapping[str, str] | None) -> Emitted:
+        if row_names is not None and node.name in row_names:
+            return Emitted(row_names[node.name], CType.FLOAT)
+        match node.role:
+            case Role.SCORE | Role.ROW:
+                return Emitted(node.name, CType.FLOAT)
+            case Role.PARAM:
+                kind = _c_type(node.type, self._range(node))
+                return Emitted(f"args.p_{node.name}", kind)
+            case Role.INDEX:
+                return Emitted(f"at.{node.name}", CType.INT32)
+            case Role.SIZE:
+                if node.name in ("Sq", "Skv"):
+                    return Emitted(f"at.{node.name}", CType.INT32)
+                prefix = "args.n_" if node.name in self._attention.named_sizes else "args."
+                return Emitted(f"{prefix}{node.name}", CType.INT32)
+
+    def _load_type(self, node: Load) -> CType:
+        element = self._attention.tensor(node.tensor).element
+        return _c_type(element.scalar, Interval(element.low, element.high))
+
+    def _fitted(self, node: Expr, operands: list[Emitted]) -> list[Emitted]:
+        """Operands of one integer type, wide enough for themselves and for the result."""
+        integers = [o for o in operands if o.type in (CType.INT32, CType.INT64)]
+        if len(integers) < len(operands) or not integers:
+            return operands
+        result_fits = expr_type(node) is not ScalarType.INT or self._fits32(node)
+        if result_fits and all(o.type is CType.INT32 for o in operands):
+            return operands
+        return [o.widened() for o in operands]
+
+    def _binary(self, node: Binary, op: BinaryOp, operands: list[Emitted]) -> Emitted:
+        left, right = operands
+        if op in _INTEGER_FUNCTIONS:
+            return Emitted(f"{_INTEGER_FUNCTIONS[op]}({left.text}, {right.text})", left.type)
+        level = _ARITHMETIC[op]
+        text = f"{left.at(level)} {op.value} {right.at(_Precedence(level + 1))}"
+        return Emitted(text, left.type, level)
+
+    def _call(self, node: Call, name: str, operands: list[Emitted]) -> Emitted:
+        function = FUNCTIONS[name]
+        text = operands[0].text
+        if function.signature.count[1] is None:  # min and max of many: nested calls of two
+            for operand in operands[1:]:
+                text = f"{function.cuda}({text}, {operand.text})"
+        else:
+            text = f"{function.cuda}({', '.join(o.text for o in operands)})"
+        if name == "floor":
+            kind = CType.INT64
+        elif function.signature.result is None:
+            kind = operands[0].type
+        else:
+            kind = CType.BOOL if function.signature.result is ScalarType.BOOL else CType.FLOAT
+        return Emitted(text, kind)
+
+    def _fits32(self, node: Expr) -> bool:
+        return self._range(node).within(INT32.low, INT32.high)
+
+    def _range(self, node: Expr) -> Interval:
+        return self._ranges[id(node)]
+
+
+def mentions_score(e: Expr) -> bool:
+    """Whether an expression depends on `s`."""
+    return bool(symbols(e, role=Role.SCORE))
+
+
+def float_literal(value: float) -> str:
+    """The float32 nearest to `value`, as the shortest C++ literal that reads back the same."""
+    single = np.float32(value)
+    if math.isnan(single):
+        return "AG_NAN"
+    if math.isinf(single):
+        return "AG_INFINITY" if single > 0 else "-AG_INFINITY"
+    text = str(single)
+    return f"{text}f" if any(c in text for c in ".e") else f"{text}.0f"
+
+
+def _constant(value: bool | int | float) -> Emitted:
+    if isinstance(value, bool):
+        return Emitted("true" if value else "false", CType.BOOL)
+    if isinstance(value, float):
+        text = float_literal(value)
+        return Emitted(text, CType.FLOAT, _sign_precedence(text))
+    if -(2**31) < value < 2**31:
+        return Emitted(str(value), CType.INT32, _sign_precedence(str(value)))
+    if value == -(2**63):
+        return Emitted("(-9223372036854775807LL - 1)", CType.INT64)
+    return Emitted(f"{value}LL", CType.INT64, _sign_precedence(str(value)))
+
+
+def _sign_precedence(text: str) -> _Precedence:
+    return _Precedence.UNARY if text.startswith("-") else _Precedence.PRIMARY
+
+
+def _c_type(scalar: ScalarType, range_: Interval) -> CType:
+    match scalar:
+        case ScalarType.BOOL:
+            return CType.BOOL
+        case ScalarType.FLOAT:
+            return CType.FLOAT
+        case ScalarType.INT:
+            return CType.INT32 if range_.within(INT32.low, INT32.high) else CType.INT64

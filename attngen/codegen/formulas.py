@@ -1,0 +1,128 @@
+"""The `attention` block as the template sees it: C++ text of each formula, reads, lets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from attngen.codegen.arguments import C_ELEMENT
+from attngen.codegen.expr import ExprPrinter, mentions_score
+from attngen.ir.attention import Attention, Tensor, TensorDim
+from attngen.ir.expr import Expr, Let, Load, Symbol
+from attngen.ir.traverse import postorder
+from attngen.ir.types import ScalarType
+
+__all__ = ["Formula", "LetFormula", "TensorRead", "formula", "let_formulas", "tensor_reads"]
+
+_MATCHING_SIZE = {"b": "B", "h": "Hq", "hkv": "Hkv", "q": "Sq", "kv": "Skv"}
+"""Indices that are always below the size of the same row here."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """C++ text of an expression, and the line of the `.attn` text it comes from."""
+
+    text: str
+    line: int | None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LetFormula:
+    """One let: a device function of its own."""
+
+    name: str
+    c_type: str
+    takes_score: bool
+    text: str
+    line: int | None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TensorRead:
+    """How one captured tensor is read.
+
+    `clamped` lists the dimensions whose index is not proved to be inside.
+    """
+
+    name: str
+    declaration: str
+    c_type: str
+    convert: str
+    dims: tuple[int, ...]
+    clamped: tuple[int, ...]
+
+
+def formula(printer: ExprPrinter, e: Expr) -> Formula:
+    """An expression, with its line."""
+    return Formula(printer.print(e), _line(e))
+
+
+def let_formulas(attention: Attention, printer: ExprPrinter) -> tuple[LetFormula, ...]:
+    """Every let, those that others use first.
+
+    A let that depends on `s` may exist once per score line; the copies print alike, and one
+    function that takes `s` serves them all.
+    """
+    lets: dict[str, LetFormula] = {}
+    for node in postorder(*attention.expressions()):
+        if isinstance(node, Let) and node.name not in lets:
+            lets[node.name] = LetFormula(
+                node.name,
+                printer.type_of(node),
+                mentions_score(node),
+                printer.print(node),
+                _line(node),
+            )
+    return tuple(lets.values())
+
+
+def tensor_reads(attention: Attention) -> tuple[TensorRead, ...]:
+    """The tensors that are read, in order of declaration."""
+    reads: list[TensorRead] = []
+    for tensor in attention.tensors:
+        loads = [
+            node
+            for node in postorder(*attention.expressions())
+            if isinstance(node, Load) and node.tensor == tensor.name
+        ]
+        if not loads:
+            continue
+        dims = range(len(tensor.dims))
+        clamped = tuple(
+            i for i in dims if not all(_inside(load.indices[i], tensor.dims[i]) for load in loads)
+        )
+        c_type, convert = _read_type(tensor)
+        reads.append(
+            TensorRead(tensor.name, _declaration(tensor), c_type, convert, tuple(dims), clamped)
+        )
+    return tuple(reads)
+
+
+def _inside(index: Expr, dim: TensorDim) -> bool:
+    return isinstance(index, Symbol) and _MATCHING_SIZE.get(index.name) == dim.size
+
+
+def _read_type(tensor: Tensor) -> tuple[str, str]:
+    """The C++ type of a read value and what converts the stored element to it."""
+    match tensor.element.scalar:
+        case ScalarType.FLOAT:
+            return "float", "ag_to_float"
+        case ScalarType.BOOL:
+            return "bool", "0 != "
+        case ScalarType.INT:
+            wide = tensor.element.name in ("int64", "uint32")
+            return ("ag_i64", "(ag_i64)") if wide else ("int", "(int)")
+
+
+def _declaration(tensor: Tensor) -> str:
+    dims = ", ".join(f"{d.size}{'?' if d.optional else ''}" for d in tensor.dims)
+    return (
+        f"{tensor.name} : {tensor.element.name}[{dims}], stored as {C_ELEMENT[tensor.element.name]}"
+    )
+
+
+def _line(e: Expr) -> int | None:
+    return None if e.span is None else e.span.first.line

@@ -1,0 +1,94 @@
+"""The compiler, as the list of its stages.
+
+    load        text                          → Unit (syntax tree, library, imports)
+    check       Unit                          → Attention (what), Schedule (how)
+    specialize  Attention, dtype, head dims   → Attention with nothing left open
+    run_passes  Attention                     → Attention, folded
+    choose      Attention, Schedule, Target   → kernel family, complete Schedule, notes
+    lower       Attention, Schedule           → Program (loop nests, grids, workspaces)
+    render      Program                       → CUDA text
+
+What follows (NVRTC, the CPU run, the NumPy executor) takes a `Rendered`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from attngen.codegen.arguments import ArgumentLayout, layout_arguments
+from attngen.compiler_errors import FamilyRefuses, UnknownFamily
+from attngen.diagnostics.diagnostic import AttnError
+from attngen.diagnostics.internal import require_valid
+from attngen.frontend.check import Checked
+from attngen.ir.attention import Attention
+from attngen.ir.program import Launch, Program
+from attngen.ir.schedule import Schedule
+from attngen.ir.types import Element
+from attngen.ir.verify import verify_program
+from attngen.kernels import FALLBACK, all_families
+from attngen.kernels.base import KernelFamily
+from attngen.passes.pipeline import Observer, run_passes
+from attngen.passes.specialize import specialize
+from attngen.targets.base import Target
+
+__all__ = ["Rendered", "choose_family", "render_program"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A program and its CUDA text, ready for any of the three ways to run it."""
+
+    program: Program
+    target: Target
+    source: str
+    arguments: ArgumentLayout
+    notes: tuple[str, ...]
+    """What the user should know: why a faster family does not take this."""
+
+    @property
+    def launch(self) -> Launch:
+        return self.program.launches[0]
+
+
+def render_program(
+    checked: Checked,
+    dtype: Element,
+    head_dims: tuple[int, int],
+    target: Target,
+    *,
+    observe: Observer | None = None,
+) -> Rendered:
+    """Compile one specialisation down to CUDA text.
+
+    Units:   `head_dims` is (Dqk, Dv).
+    Errors:  A451 unknown kernel family; A452 the family (or every one) refuses the problem.
+    """
+    attention = run_passes(specialize(checked.attention, dtype, *head_dims), observe)
+    family, schedule, notes = choose_family(attention, checked.schedule_for(target.name), target)
+    program = family.lower(attention, schedule)
+    require_valid(f"lowering for `{family.name}`", verify_program(program))
+    source = family.render(program, target)
+    return Rendered(program, target, source, layout_arguments(attention, dtype), notes)
+
+
+def choose_family(
+    attention: Attention, schedule: Schedule, target: Target
+) -> tuple[KernelFamily, Schedule, tuple[str, ...]]:
+    """The family that runs a problem, its complete schedule, and why better ones do not."""
+    families = all_families()
+    if schedule.kernel is not None:
+        if schedule.kernel not in families:
+            raise AttnError(UnknownFamily(None, schedule.kernel, ", ".join(families)))
+        candidates = [families[schedule.kernel]]
+    else:
+        faster = [family for name, family in families.items() if name != FALLBACK]
+        candidates = [*faster, families[FALLBACK]]
+    notes: list[str] = []
+    for family in candidates:
+        reasons = family.reasons_against(attention, schedule, target)
+        if not reasons:
+            return family, family.complete(attention, schedule, target), tuple(notes)
+        notes.append(f"{family.name} on {target.name}: {'; '.join(reasons)}")
+    raise AttnError(FamilyRefuses(None, candidates[-1].name, target.name, "; ".join(reasons)))

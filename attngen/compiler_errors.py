@@ -1,0 +1,28 @@
+"""What can go wrong while a kernel is chosen: A45x."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attngen.diagnostics.diagnostic import Diagnostic
+
+__all__ = ["FamilyRefuses", "UnknownFamily"]
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownFamily(Diagnostic):
+    code = "A451"
+    title = "there is no kernel family `{kernel}`"
+    hint = "the families are {known}"
+    kernel: str
+    known: str
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyRefuses(Diagnostic):
+    code = "A452"
+    title = "kernel `{kernel}` cannot run this on {target}: {reasons}"
+    hint = "leave the setting to the compiler (`auto`), or choose another kernel"
+    kernel: str
+    target: str
+    reasons: str

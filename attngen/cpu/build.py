@@ -1,0 +1,193 @@
+"""Compile a generated kernel for the CPU, once: text in, shared object in a cache out.
+
+A library's name is a digest of everything that decides what is in it (the kernel's text, the
+host header, the compiler and its flags), so a file that exists is right, and processes that
+build the same kernel at the same time only do some work twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import final
+
+from attngen.cpu.errors import (
+    CpuBuildFailed,
+    CpuBuildTooSlow,
+    CpuCacheUnusable,
+    NoCppCompiler,
+)
+from attngen.diagnostics.diagnostic import AttnError
+
+__all__ = ["BUILD_LIMIT_S", "CppCompiler", "build_library", "find_compiler", "host_header"]
+
+BUILD_LIMIT_S = 300.0  # zig builds its own C++ library the first time: about a minute
+
+# Contraction off: the text says where a multiply and an add are one operation (ag_fma).
+# Aliasing off: kernels see one buffer as arrays of several types.  Wrapping: as on the GPU.
+_FLAGS = (
+    "-std=c++17",
+    "-ffp-contract=off",
+    "-fno-strict-aliasing",
+    "-fwrapv",
+    "-fvisibility=hidden",
+    "-fPIC",
+    "-shared",
+    "-pthread",
+    "-w",
+    "-DAG_HOST",
+)
+_SOURCE, _HEADER, _LIBRARY = "kernel.cu", "host.h", "kernel.so"
+_SEARCHED = ("g++", "clang++", "c++")
+_ERROR_LINES = 8
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CppCompiler:
+    """A command that compiles C++17, and what it says it is."""
+
+    command: tuple[str, ...]
+    version: str
+
+    @property
+    def name(self) -> str:
+        return shlex.join(self.command)
+
+
+def find_compiler(requested: str | None = None) -> CppCompiler:
+    """The compiler that was asked for, else the first of g++, clang++, c++ and ziglang's.
+
+    `requested` is a command line such as CXX holds (`g++-12`, `ccache clang++`).
+    Errors:  A541 when there is none, or the requested one does not run.
+    """
+    candidates = [tuple(shlex.split(requested))] if requested else _candidates()
+    for command in candidates:
+        version = _version_of(command)
+        if version is not None:
+            return CppCompiler(command, version)
+    tried = ", ".join(shlex.join(c) for c in candidates)
+    raise AttnError(NoCppCompiler(span=None, tried=tried))
+
+
+def _candidates() -> list[tuple[str, ...]]:
+    found: list[tuple[str, ...]] = [(name,) for name in _SEARCHED]
+    if importlib.util.find_spec("ziglang") is not None:
+        found.append((sys.executable, "-m", "ziglang", "c++"))
+    return found
+
+
+@lru_cache
+def _version_of(command: tuple[str, ...]) -> str | None:
+    """What `command --version` prints first; None when it does not run."""
+    if not command or shutil.which(command[0]) is None:
+        return None
+    try:
+        answer = subprocess.run(
+            [*command, "--version"], capture_output=True, text=True, timeout=60, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.split("\n", 1)[0].strip()
+
+
+def host_header() -> str:
+    """The text of `host.h`."""
+    return files("attngen.cpu").joinpath(_HEADER).read_text(encoding="utf-8")
+
+
+@lru_cache
+def _machine_flags() -> tuple[str, ...]:
+    """`-mfma` where the processor has it: ag_fma is exact either way, but a call without it."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return ()
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ()
+    flags = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
+    return ("-mfma",) if flags and "fma" in flags[1].split() else ()
+
+
+def build_library(
+    text: str,
+    *,
+    cache_dir: Path,
+    compiler: CppCompiler | None = None,
+    optimization: int = 2,
+    limit_s: float = BUILD_LIMIT_S,
+) -> Path:
+    """The shared object of a kernel's text, built unless `cache_dir` has it already.
+
+    Errors:  A541 no compiler; A542 with the compiler's own error lines; A543 when the folder
+             cannot be written; A544 after `limit_s` seconds.
+    """
+    compiler = compiler or find_compiler()
+    header = host_header()
+    flags = (*_FLAGS, *_machine_flags(), f"-O{optimization}")
+    library = cache_dir / f"{_digest(text, header, compiler, flags)}.so"
+    if library.is_file():
+        return library
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="build-", dir=cache_dir) as folder:
+            Path(folder, _SOURCE).write_text(text, encoding="utf-8")
+            Path(folder, _HEADER).write_text(header, encoding="utf-8")
+            _compile(compiler, flags, folder, limit_s)
+            os.replace(Path(folder, _LIBRARY), library)
+    except OSError as error:
+        raise AttnError(CpuCacheUnusable(None, cache_dir, str(error))) from error
+    return library
+
+
+def _digest(text: str, header: str, compiler: CppCompiler, flags: Sequence[str]) -> str:
+    digest = hashlib.sha256()
+    for part in (text, header, *compiler.command, compiler.version, *flags):
+        encoded = part.encode()
+        digest.update(len(encoded).to_bytes(8, "little"))
+        digest.update(encoded)
+    return digest.hexdigest()[:32]
+
+
+def _compile(compiler: CppCompiler, flags: Sequence[str], folder: str, limit_s: float) -> None:
+    # Relative names, so that messages and the library itself do not depend on the folder.
+    command = [*compiler.command, *flags, "-include", _HEADER, "-x", "c++", _SOURCE]
+    command += ["-o", _LIBRARY]
+    environment = {**os.environ, "LC_ALL": "C"}  # messages in English
+    try:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit_s,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise AttnError(CpuBuildTooSlow(None, compiler.name, limit_s)) from error
+    except OSError as error:
+        raise AttnError(CpuBuildFailed(None, compiler.name, str(error))) from error
+    if done.returncode != 0:
+        lines = _error_lines(done.stderr) or [f"exit status {done.returncode}"]
+        raise AttnError(CpuBuildFailed(None, compiler.name, "\n".join(lines)))
+
+
+def _error_lines(log: str) -> list[str]:
+    """The lines that say what is wrong; the end of the log when none is marked."""
+    lines = [line.rstrip() for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if re.search(r"\berror:|undefined reference", line)]
+    return errors[:_ERROR_LINES] or lines[-_ERROR_LINES:]

@@ -1,0 +1,375 @@
+"""Does a check notice a broken kernel?  Break it in every small way, one at a time, and see.
+
+    python -m attngen.cpu.mutate kernel.cu                       list the mutants
+    python -m attngen.cpu.mutate kernel.cu --check module:name   build, run and judge each
+
+A mutant differs from the kernel in one token or call: a barrier deleted, a shuffle replaced by
+its own argument, an integer literal moved by one, a comparison changed.  Only the text below the
+marker that ends the device functions is touched; comments, strings and preprocessor lines
+(`#pragma unroll`, `#line`) are not, nor are integer literals on a line with a comment
+`// free: why`, which says that the number changes the speed and nothing else.
+
+A check is a module-level function that takes the built library and raises when it is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TypeAlias, final
+
+from attngen.cpu.build import CppCompiler, build_library, find_compiler
+from attngen.cpu.errors import CpuBuildFailed, CpuRunFault
+from attngen.diagnostics.diagnostic import AttnError
+
+__all__ = [
+    "MARKER",
+    "Check",
+    "Mutant",
+    "MutantKind",
+    "Outcome",
+    "Verdict",
+    "mutants",
+    "run_mutants",
+]
+
+MARKER = "// ---- end of device functions"
+
+# Calls that only order things: a mutant leaves one out.
+_ORDERING_CALLS = frozenset({"ag_sync", "ag_sync_warp"})
+_SHUFFLE_PREFIX = "ag_shuffle"
+_COMPARISONS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "=="}
+_FREE = re.compile(r"//.*\bfree: \S")
+
+
+class MutantKind(Enum):
+    BARRIER = "barrier"
+    SHUFFLE = "shuffle"
+    LITERAL = "literal"
+    COMPARISON = "comparison"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A kernel's text with one thing changed, and where: lines and columns count from 1."""
+
+    kind: MutantKind
+    line: int
+    column: int
+    before: str
+    after: str
+    source: str  # the line as it was, without blanks around it
+    text: str
+
+    @property
+    def description(self) -> str:
+        change = f"`{self.before}` becomes `{self.after}`" if self.after else f"no `{self.before}`"
+        return f"{self.line}:{self.column}: {change} in `{self.source}`"
+
+
+class Verdict(Enum):
+    KILLED = "killed"  # the check noticed, or the mutant crashed or hung
+    SURVIVED = "survived"
+    EQUIVALENT = "equivalent"  # the same machine code as the kernel: there is nothing to notice
+    UNBUILDABLE = "unbuildable"  # not C++, so not a mutant
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a mutant; `how` says what noticed it."""
+
+    mutant: Mutant
+    verdict: Verdict
+    how: str
+
+
+Check: TypeAlias = Callable[[Path], None]
+
+
+# ---- making mutants -------------------------------------------------------------------------
+
+_TOKEN = re.compile(
+    r"""
+      (?P<comment>   //[^\n]* | /\*.*?\*/ )
+    | (?P<directive> ^[ \t]*\#(?:[^\n]*\\\n)*[^\n]* )
+    | (?P<string>    "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*' )
+    | (?P<number>    \.?\d(?:[eEpP][+-]|[\w.'])* )
+    | (?P<name>      [A-Za-z_]\w* )
+    | (?P<operator>  <<= | >>= | << | >> | <= | >= | == | != | -> | [^\w\s] )
+    """,
+    re.VERBOSE | re.MULTILINE | re.DOTALL,
+)
+_INTEGER = re.compile(r"(0[xX][0-9a-fA-F]+|\d+)([uUlL]*)")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Token:
+    kind: str
+    text: str
+    start: int
+    end: int
+
+
+def mutants(text: str) -> list[Mutant]:
+    """Every mutant of a kernel's text, in the order of the text."""
+    start = text.rfind(MARKER)
+    start = 0 if start < 0 else text.find("\n", start)
+    tokens = [
+        _Token(match.lastgroup or "", match[0], match.start(), match.end())
+        for match in _TOKEN.finditer(text, start)
+    ]
+    code = [t for t in tokens if t.kind not in ("comment", "directive")]
+    made: list[Mutant] = []
+    for i, token in enumerate(code):
+        if token.kind == "name" and token.text in _ORDERING_CALLS:
+            made += _without_call(text, code, i)
+        elif token.kind == "name" and token.text.startswith(_SHUFFLE_PREFIX):
+            made += _without_shuffle(text, code, i)
+        elif token.kind == "number":
+            made += _with_next_integer(text, token)
+        elif token.kind == "operator" and token.text in _COMPARISONS:
+            made += _with_other_comparison(text, code, i)
+    return made
+
+
+def _without_call(text: str, code: Sequence[_Token], i: int) -> Iterator[Mutant]:
+    """`ag_sync();` becomes `;`, which is a statement too."""
+    end = _closing(code, i + 1)
+    if end is not None:
+        yield _replace(text, MutantKind.BARRIER, code[i].start, code[end].end, "")
+
+
+def _without_shuffle(text: str, code: Sequence[_Token], i: int) -> Iterator[Mutant]:
+    """`ag_shuffle_xor(x, mask)` becomes `(x)`."""
+    end = _closing(code, i + 1)
+    if end is None:
+        return
+    comma = _first_comma(code, i + 1, end)
+    argument = text[code[i + 1].end : code[comma].start].strip()
+    yield _replace(text, MutantKind.SHUFFLE, code[i].start, code[end].end, f"({argument})")
+
+
+def _with_next_integer(text: str, token: _Token) -> Iterator[Mutant]:
+    """`31` becomes `32`; floats are left alone, and so are lines marked as free."""
+    integer = _INTEGER.fullmatch(token.text)
+    line = _line_around(text, token.start)
+    if integer is None or _FREE.search(line):
+        return
+    digits, suffix = integer.groups()
+    is_hex = digits[:2] in ("0x", "0X")
+    value = int(digits, 16 if is_hex else 10) + 1
+    after = (hex(value) if is_hex else str(value)) + suffix
+    yield _replace(text, MutantKind.LITERAL, token.start, token.end, after)
+
+
+def _with_other_comparison(text: str, code: Sequence[_Token], i: int) -> Iterator[Mutant]:
+    """`<` becomes `<=` and so on.  Template brackets have no blank on either side of them."""
+    token = code[i]
+    around = text[token.start - 1 : token.start] + text[token.end : token.end + 1]
+    is_template = i > 0 and code[i - 1].text == "template"
+    if around.strip() or is_template:
+        return
+    after = _COMPARISONS[token.text]
+    yield _replace(text, MutantKind.COMPARISON, token.start, token.end, after)
+
+
+def _closing(code: Sequence[_Token], opening: int) -> int | None:
+    """The index of the `)` that closes the `(` at `opening`; None when there is no call."""
+    if opening >= len(code) or code[opening].text != "(":
+        return None
+    depth = 0
+    for i in range(opening, len(code)):
+        depth += {"(": 1, ")": -1}.get(code[i].text, 0)
+        if depth == 0:
+            return i
+    return None
+
+
+def _first_comma(code: Sequence[_Token], opening: int, closing: int) -> int:
+    """The index of the comma behind the first argument of a call; `closing` when it has one."""
+    depth = 0
+    for i in range(opening, closing):
+        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(code[i].text, 0)
+        if depth == 1 and code[i].text == ",":
+            return i
+    return closing
+
+
+def _line_around(text: str, offset: int) -> str:
+    start = text.rfind("\n", 0, offset) + 1
+    end = text.find("\n", offset)
+    return text[start : end if end >= 0 else len(text)]
+
+
+def _replace(text: str, kind: MutantKind, start: int, end: int, after: str) -> Mutant:
+    line_start = text.rfind("\n", 0, start) + 1
+    return Mutant(
+        kind=kind,
+        line=text.count("\n", 0, start) + 1,
+        column=start - line_start + 1,
+        before=text[start:end],
+        after=after,
+        source=_line_around(text, start).strip(),
+        text=text[:start] + after + text[end:],
+    )
+
+
+# ---- running them ---------------------------------------------------------------------------
+
+
+def run_mutants(
+    text: str,
+    chosen: Sequence[Mutant],
+    check: Check,
+    *,
+    limit_s: float = 30.0,
+    jobs: int | None = None,
+    compiler: CppCompiler | None = None,
+    report: Callable[[Outcome], None] | None = None,
+) -> list[Outcome]:
+    """Build each mutant of `text` (-O1) and run `check` on it, in a process of its own.
+
+    limit_s: a mutant that runs longer counts as noticed: it hangs.
+    report:  called with each outcome as it is known, from several threads.
+    Errors:  ValueError when the check fails on the kernel itself.
+    """
+    compiler = compiler or find_compiler()
+    with tempfile.TemporaryDirectory(prefix="attngen-mutants-") as folder:
+
+        def build(kernel: str) -> Path:
+            return build_library(kernel, cache_dir=Path(folder), compiler=compiler, optimization=1)
+
+        original = build(text)
+        complaint = _run_check(check, original, limit_s)
+        if complaint is not None:
+            raise ValueError(f"the kernel itself does not pass the check: {complaint}")
+        machine_code = original.read_bytes()
+
+        def judge(mutant: Mutant) -> Outcome:
+            outcome = _judge(mutant, build, machine_code, check, limit_s)
+            if report is not None:
+                report(outcome)
+            return outcome
+
+        with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
+            return list(pool.map(judge, chosen))
+
+
+def _judge(
+    mutant: Mutant,
+    build: Callable[[str], Path],
+    machine_code: bytes,
+    check: Check,
+    limit_s: float,
+) -> Outcome:
+    try:
+        library = build(mutant.text)
+    except AttnError as error:
+        if not isinstance(error.diagnostics[0], CpuBuildFailed):
+            raise
+        return Outcome(mutant, Verdict.UNBUILDABLE, error.diagnostics[0].lines)
+    if library.read_bytes() == machine_code:
+        return Outcome(mutant, Verdict.EQUIVALENT, "the same machine code")
+    complaint = _run_check(check, library, limit_s)
+    if complaint is None:
+        return Outcome(mutant, Verdict.SURVIVED, "the check passes")
+    return Outcome(mutant, Verdict.KILLED, complaint)
+
+
+def _run_check(check: Check, library: Path, limit_s: float) -> str | None:
+    """What `check` says of a library; None when it is content.
+
+    The process is forked from a server that has imported the check, so it costs milliseconds,
+    and whatever the kernel does to it, this process goes on.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([check.__module__, __name__])
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_check_in_child, args=(check, library, theirs))
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(limit_s):
+            return f"hangs: stopped after {limit_s:g} seconds"
+        answer: str | None = ours.recv()
+        return answer
+    except EOFError:
+        process.join()
+        return f"crashes: {_exit_name(process.exitcode)}"
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+
+
+def _check_in_child(check: Check, library: Path, answer: Connection) -> None:
+    try:
+        check(library)
+    except AttnError as error:
+        first = error.diagnostics[0]
+        if isinstance(first, CpuRunFault):
+            answer.send(f"{first.fault.name.lower()}: {first.text}")
+        else:
+            answer.send(f"{first.code}: {first.label_text() or first.message()}")
+    except Exception as error:  # whatever the check raises is its verdict
+        answer.send(f"{type(error).__name__}: {str(error).strip()}")
+    else:
+        answer.send(None)
+
+
+def _exit_name(exitcode: int | None) -> str:
+    if exitcode is None or exitcode >= 0:
+        return f"exit status {exitcode}"
+    return signal.Signals(-exitcode).name
+
+
+# ---- command line ---------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """`python -m attngen.cpu.mutate`: 0 when nothing survives."""
+    parser = argparse.ArgumentParser(prog="python -m attngen.cpu.mutate", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("kernel", type=Path, help="a generated kernel's text")
+    parser.add_argument("--check", metavar="MODULE:NAME", help="judge the mutants by this function")
+    parser.add_argument("--kind", choices=[k.value for k in MutantKind], help="only mutants of it")
+    parser.add_argument("--limit", type=float, default=30.0, metavar="SECONDS")
+    parser.add_argument("--jobs", type=int, default=None)
+    options = parser.parse_args(arguments)
+
+    text = options.kernel.read_text(encoding="utf-8")
+    chosen = [m for m in mutants(text) if options.kind in (None, m.kind.value)]
+    if options.check is None:
+        for mutant in chosen:
+            print(f"{mutant.kind.value:10} {mutant.description}")
+        return 0
+
+    module, _, name = options.check.partition(":")
+    check: Check = getattr(importlib.import_module(module), name)
+    outcomes = run_mutants(text, chosen, check, limit_s=options.limit, jobs=options.jobs)
+    for outcome in outcomes:
+        if outcome.verdict is not Verdict.KILLED:
+            print(f"{outcome.verdict.value:11} {outcome.mutant.description}")
+    tally = Counter(o.verdict for o in outcomes)
+    print(", ".join(f"{tally[v]} {v.value}" for v in Verdict))
+    return 1 if tally[Verdict.SURVIVED] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

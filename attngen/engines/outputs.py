@@ -1,0 +1,80 @@
+"""What a launch writes, and the values of the argument struct."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+from attngen.backend.device import ArrayView
+from attngen.binding import Binding
+from attngen.ir.program import Workspace
+
+__all__ = ["Outputs", "argument_values", "grid_size", "workspace_shape"]
+
+_DIMS = ("b", "h", "s", "d")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Views of the arrays that a launch writes; None where it does not write one.
+
+    Shapes: o [B, Hq, rows, Dv]; lse, row_max [B, Hq, rows] and the row state m, l [B, Hq, rows],
+    acc [B, Hq, rows, Dv], all float32 and contiguous.  Without `o` the row state is the result.
+    """
+
+    o: ArrayView | None = None
+    lse: ArrayView | None = None
+    row_max: ArrayView | None = None
+    state_m: ArrayView | None = None
+    state_l: ArrayView | None = None
+    state_acc: ArrayView | None = None
+
+    def views(self) -> dict[str, ArrayView]:
+        """Those that are there, by the name of the struct's member."""
+        named = {
+            "o": self.o, "lse": self.lse, "row_max": self.row_max,
+            "state_m": self.state_m, "state_l": self.state_l, "state_acc": self.state_acc,
+        }  # fmt: skip
+        return {name: view for name, view in named.items() if view is not None}
+
+
+def argument_values(binding: Binding, outputs: Outputs) -> dict[str, Any]:
+    """One value per member of the argument struct."""
+    written = outputs.views()
+    values: dict[str, Any] = {
+        name: written[name].pointer if name in written else 0
+        for name in ("o", "lse", "row_max", "state_m", "state_l", "state_acc")
+    }
+    operands = {"q": binding.q, "k": binding.k, "v": binding.v, "o": written.get("o")}
+    for name, view in operands.items():
+        if view is not None:
+            values[name] = view.pointer
+        for i, dim in enumerate(_DIMS):
+            values[f"{name}_stride_{dim}"] = 0 if view is None else view.strides[i]
+    for name, view in binding.tensors.items():
+        values[f"t_{name}"] = view.pointer
+        for i, (size, stride) in enumerate(zip(view.shape, view.strides, strict=True)):
+            values[f"t_{name}_size{i}"] = size
+            values[f"t_{name}_stride{i}"] = stride
+    for name, size in binding.sizes.items():
+        if name not in ("Dqk", "Dv"):
+            values[name if name in ("B", "Hq", "Hkv", "Sq", "Skv") else f"n_{name}"] = size
+    values |= {f"p_{name}": value for name, value in binding.params.items()}
+    values["q_begin"], values["q_end"] = binding.rows
+    values["kv_begin"], values["kv_end"] = binding.keys
+    return values
+
+
+def workspace_shape(workspace: Workspace, binding: Binding) -> tuple[int, ...]:
+    """The shape of a scratch array for one call."""
+    known: Mapping[str, int] = {**binding.sizes, "rows": binding.rows[1] - binding.rows[0]}
+    return tuple(known[d] if isinstance(d, str) else d for d in workspace.dims)
+
+
+def grid_size(binding: Binding, tile_q: int | None) -> int:
+    """Blocks of a launch: one per (batch, head), times query tiles unless `tile_q` is None."""
+    heads = binding.sizes["B"] * binding.sizes["Hq"]
+    rows = binding.rows[1] - binding.rows[0]
+    return heads if tile_q is None else heads * -(-rows // tile_q)

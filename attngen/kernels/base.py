@@ -1,0 +1,63 @@
+"""What a kernel family is: one Python file and one template of the same name.
+
+A family says which problems it takes, completes a schedule, lowers it to a `Program` and
+renders that to CUDA.  It never measures, compiles or launches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, final
+
+from attngen.ir.attention import Attention
+from attngen.ir.program import Program
+from attngen.ir.schedule import Schedule
+from attngen.targets.base import Target
+
+__all__ = ["KernelFamily", "SharedArray", "total_bytes"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SharedArray:
+    """One array in shared memory: byte offset, element count, bytes, and its shape in words."""
+
+    name: str
+    offset: int
+    count: int
+    bytes: int
+    shape: str
+
+
+def total_bytes(arrays: tuple[SharedArray, ...]) -> int:
+    """Shared memory of a block."""
+    return sum(array.bytes for array in arrays)
+
+
+class KernelFamily(Protocol):
+    """The interface of every module in this package, proved by mypy where it is assigned."""
+
+    @property
+    def name(self) -> str: ...
+
+    def reasons_against(
+        self, attention: Attention, schedule: Schedule, target: Target
+    ) -> tuple[str, ...]:
+        """Why this family cannot run the problem as scheduled; empty when it can."""
+        ...
+
+    def complete(self, attention: Attention, schedule: Schedule, target: Target) -> Schedule:
+        """The schedule with every auto replaced by this family's default for the target."""
+        ...
+
+    def shared_arrays(self, attention: Attention, schedule: Schedule) -> tuple[SharedArray, ...]:
+        """The resource formula: what a block keeps in shared memory."""
+        ...
+
+    def lower(self, attention: Attention, schedule: Schedule) -> Program:
+        """The loop nest, grid and workspaces of a complete schedule."""
+        ...
+
+    def render(self, program: Program, target: Target) -> str:
+        """The CUDA text."""
+        ...

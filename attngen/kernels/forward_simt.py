@@ -1,0 +1,262 @@
+"""forward_simt: any dtype, head dims 1 to 256, every pass and both loop orders, on every GPU.
+
+One block per (batch, head, query tile), or per (batch, head) when keys are the outer loop.
+Eight lanes share a query row.  Tiles of q, k, v lie in shared memory as float32.  It is the
+kernel to read first, and the one that runs what no faster family takes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, final
+
+from attngen import resources
+from attngen.codegen.arguments import C_ELEMENT, ArgumentLayout, layout_arguments
+from attngen.codegen.expr import ExprPrinter
+from attngen.codegen.formulas import (
+    Formula,
+    LetFormula,
+    TensorRead,
+    formula,
+    let_formulas,
+    tensor_reads,
+)
+from attngen.codegen.render import render, template_digest
+from attngen.ir.attention import Attention
+from attngen.ir.digest import digest_attention
+from attngen.ir.program import Launch, Node, Program, Step, TileProgram, Workspace, walk
+from attngen.ir.schedule import LoopOrder, Normalize, Schedule
+from attngen.kernels.base import KernelFamily, SharedArray, total_bytes
+from attngen.passes.barriers import place_barriers
+from attngen.passes.loop_nest import build_loop_nest
+from attngen.targets.base import Target
+
+__all__ = ["FAMILY", "Context", "ForwardSimt"]
+
+LANES: Final = 8
+LARGEST_HEAD_DIM: Final = 256
+_FLOAT: Final = 4
+_TEMPLATE: Final = "forward_simt.cu.j2"
+_TEMPLATES: Final = (_TEMPLATE, "common/attention.cu.j2", "common/device.cuh")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Every name that templates/forward_simt.cu.j2 and its macros use."""
+
+    name: str
+    kernel: str
+    template: str
+    template_digest: str
+    spec_digest: str
+    target: str
+    schedule: str
+    source_lines: tuple[str, ...]
+    device: str
+    element: str
+    tile_q: int
+    tile_kv: int
+    head_dim_qk: int
+    head_dim_v: int
+    lanes: int
+    shared: tuple[SharedArray, ...]
+    arguments: ArgumentLayout
+    tensors: tuple[TensorRead, ...]
+    lets: tuple[LetFormula, ...]
+    scale: Formula
+    score_lines: tuple[Formula, ...]
+    mask: Formula | None
+    sink: Formula | None
+    length_q: Formula | None
+    length_kv: Formula | None
+    running_max: bool
+    normalized: bool
+    rescales: bool
+    rescale: str
+    weight: str
+    output: str
+    lse: str
+    ops: frozenset[str]
+    query_tiles_in_grid: bool
+    body: tuple[Node, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ForwardSimt:
+    name: str = "forward_simt"
+
+    def reasons_against(
+        self, attention: Attention, schedule: Schedule, target: Target
+    ) -> tuple[str, ...]:
+        reasons = []
+        if schedule.splits not in (None, 1):
+            reasons.append("it does not split keys over blocks")
+        if schedule.stages not in (None, 1):
+            reasons.append("it has no pipeline, so `stages` must be 1")
+        if schedule.tile_q is not None and not (
+            schedule.tile_q % 4 == 0 and 4 <= schedule.tile_q <= 128
+        ):
+            reasons.append(f"`tile q` must be a multiple of 4 up to 128, not {schedule.tile_q}")
+        if schedule.tile_kv is not None and (schedule.tile_kv % LANES or schedule.tile_kv < LANES):
+            reasons.append(f"`tile kv` must be a multiple of {LANES}, not {schedule.tile_kv}")
+        if not reasons:
+            reasons += self._resource_reasons(attention, schedule, target)
+        return tuple(reasons)
+
+    def _resource_reasons(
+        self, attention: Attention, schedule: Schedule, target: Target
+    ) -> list[str]:
+        complete = self.complete(attention, schedule, target)
+        arrays = self.shared_arrays(attention, complete)
+        if schedule.warps not in (None, _warps(complete)):
+            return [f"a query tile of {complete.tile_q} rows has {_warps(complete)} warps"]
+        if total_bytes(arrays) <= target.shared_bytes_per_block:
+            return []
+        parts = " + ".join(f"{a.name} {a.bytes / 1024:.1f} KiB" for a in arrays)
+        return [
+            f"shared memory: {parts} = {total_bytes(arrays) / 1024:.1f} KiB; {target.name} allows"
+            f" {target.shared_bytes_per_block / 1024:.0f} KiB per block"
+        ]
+
+    def complete(self, attention: Attention, schedule: Schedule, target: Target) -> Schedule:
+        """Tiles of 16 rows and 32 keys, halved along keys until they fit the target."""
+        complete = replace(
+            schedule,
+            kernel=self.name,
+            tile_q=schedule.tile_q or 16,
+            tile_kv=schedule.tile_kv or 32,
+            stages=1,
+            splits=1,
+        )
+        while (
+            schedule.tile_kv is None
+            and _tile_kv(complete) > LANES
+            and total_bytes(self.shared_arrays(attention, complete)) > target.shared_bytes_per_block
+        ):
+            complete = replace(complete, tile_kv=_tile_kv(complete) // 2)
+        return replace(complete, warps=_warps(complete))
+
+    def shared_arrays(self, attention: Attention, schedule: Schedule) -> tuple[SharedArray, ...]:
+        qk, v = _head_dims(attention)
+        tile_q, tile_kv = _tile_q(schedule), _tile_kv(schedule)
+        shapes = (
+            ("query", tile_q * (qk + 1), "[kTileQ][kRow]"),
+            ("key", tile_kv * (qk + 1), "[kTileKv][kRow]"),
+            ("value", tile_kv * v, "[kTileKv][kHeadDimV]"),
+            ("p", tile_q * tile_kv, "[kTileQ][kTileKv]"),
+        )
+        arrays, offset = [], 0
+        for name, count, shape in shapes:
+            size = -(-count * _FLOAT // 16) * 16
+            arrays.append(SharedArray(name, offset, count, size, shape))
+            offset += size
+        return tuple(arrays)
+
+    def lower(self, attention: Attention, schedule: Schedule) -> Program:
+        body = place_barriers(build_loop_nest(attention.row_state, schedule))
+        rows: tuple[str | int, ...] = ("B", "Hq", "rows")
+        state = (
+            Workspace("state_m", rows),
+            Workspace("state_l", rows),
+            Workspace("state_acc", (*rows, "Dv")),
+        )
+        launch = Launch(
+            kernel=f"{attention.name}_forward",
+            family=self.name,
+            tiles=TileProgram(_tile_q(schedule), _tile_kv(schedule), body),
+            threads=_tile_q(schedule) * LANES,
+            shared_bytes=total_bytes(self.shared_arrays(attention, schedule)),
+            workspaces=state if schedule.loop is LoopOrder.KV_Q else (),
+        )
+        return Program(attention, schedule, (launch,))
+
+    def render(self, program: Program, target: Target) -> str:
+        context = self.context(program, target)
+        return render(_TEMPLATE, context, name=context.name)
+
+    def context(self, program: Program, target: Target) -> Context:
+        """Everything the template places; all decisions are made here."""
+        attention, schedule, launch = program.attention, program.schedule, program.launches[0]
+        assert attention.dtype is not None
+        printer = ExprPrinter(attention)
+        state = attention.row_state
+        per_thread = {"m": "state.m", "l": "state.l", "acc": "state.acc[i]", "s": "s[i]"}
+        per_thread |= {"m_old": "m_old", "sink": "sink"}
+        normalized = schedule.normalize is Normalize.EVERY_TILE and state.running_max
+        output = state.output_of_normalized if normalized else state.output
+        ops = {n.op.value for n in walk(launch.tiles.body) if isinstance(n, Step)}
+        qk, v = _head_dims(attention)
+        return Context(
+            name=attention.name,
+            kernel=launch.kernel,
+            template=_TEMPLATE,
+            template_digest=template_digest(*_TEMPLATES),
+            spec_digest=digest_attention(attention)[:16],
+            target=target.name,
+            schedule=_describe(schedule),
+            source_lines=tuple(attention.source.splitlines()),
+            device=resources.template_source("common/device.cuh"),
+            element=C_ELEMENT[attention.dtype.name],
+            tile_q=launch.tiles.tile_q,
+            tile_kv=launch.tiles.tile_kv,
+            head_dim_qk=qk,
+            head_dim_v=v,
+            lanes=LANES,
+            shared=self.shared_arrays(attention, schedule),
+            arguments=layout_arguments(attention, attention.dtype),
+            tensors=tensor_reads(attention),
+            lets=let_formulas(attention, printer),
+            scale=formula(printer, attention.scale),
+            score_lines=tuple(formula(printer, e) for e in attention.scores),
+            mask=None if attention.mask is None else formula(printer, attention.mask),
+            sink=None if attention.sink is None else formula(printer, attention.sink),
+            length_q=None if attention.length_q is None else formula(printer, attention.length_q),
+            length_kv=None
+            if attention.length_kv is None
+            else formula(printer, attention.length_kv),
+            running_max=state.running_max,
+            normalized=normalized,
+            rescales="rescale_sum" in ops or "rescale_acc" in ops,
+            rescale=printer.print_row_formula(state.rescale, per_thread),
+            weight=printer.print_row_formula(state.weight, per_thread),
+            output=printer.print_row_formula(output, per_thread),
+            lse="" if state.lse is None else printer.print_row_formula(state.lse, per_thread),
+            ops=frozenset(ops),
+            query_tiles_in_grid=schedule.loop is LoopOrder.Q_KV,
+            body=launch.tiles.body,
+        )
+
+
+def _tile_q(schedule: Schedule) -> int:
+    assert schedule.tile_q is not None, "complete the schedule first"
+    return schedule.tile_q
+
+
+def _tile_kv(schedule: Schedule) -> int:
+    assert schedule.tile_kv is not None, "complete the schedule first"
+    return schedule.tile_kv
+
+
+def _warps(schedule: Schedule) -> int:
+    return _tile_q(schedule) * LANES // 32
+
+
+def _head_dims(attention: Attention) -> tuple[int, int]:
+    assert attention.head_dim_qk is not None, "specialise the attention first"
+    assert attention.head_dim_v is not None, "specialise the attention first"
+    return attention.head_dim_qk, attention.head_dim_v
+
+
+def _describe(schedule: Schedule) -> str:
+    return (
+        f"loop {schedule.loop.value}; passes {schedule.passes.value}; normalize"
+        f" {schedule.normalize.value}; tile q = {schedule.tile_q}, kv = {schedule.tile_kv}"
+    )
+
+
+FAMILY: Final = ForwardSimt()
+
+if TYPE_CHECKING:
+    _: KernelFamily = FAMILY

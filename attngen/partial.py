@@ -1,0 +1,57 @@
+"""Row states as values: what `Kernel.partial` returns, and how two of them merge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias, final
+
+import numpy as np
+
+from attngen.ir.row_state import RowState
+from attngen.ir.semantics import evaluate
+
+__all__ = ["PartialState"]
+
+Array: TypeAlias = Any
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PartialState:
+    """The row state of some query rows over some keys, always float32.
+
+    Shapes:  m, l [B, Hq, rows]; acc [B, Hq, rows, Dv], unnormalised.  NumPy or CuPy arrays.
+    `merge` is associative with `init` as its identity, so any cut of the keys gives the
+    result of one pass: split-KV, shared prefixes and rings of GPUs.
+    """
+
+    row_state: RowState
+    m: Array
+    l: Array  # noqa: E741
+    acc: Array
+    sink: Array | None = None
+    """The sink's logit per head, [B, Hq, 1], which joins once, in `finalize`."""
+
+    def merge(self, other: PartialState) -> PartialState:
+        """The state over both sets of keys."""
+        if not self.row_state.running_max:
+            return PartialState(self.row_state, self.m, self.l, self.acc + other.acc, self.sink)
+        m = np.fmax(self.m, other.m)
+        mine = self._rescale(self.m, m)
+        theirs = self._rescale(other.m, m)
+        l = self.l * mine + other.l * theirs  # noqa: E741
+        acc = self.acc * mine[..., None] + other.acc * theirs[..., None]
+        return PartialState(self.row_state, m, l, acc, self.sink)
+
+    def finalize(self) -> tuple[Array, Array | None]:
+        """The output [B, Hq, rows, Dv] and the LSE [B, Hq, rows] (None for sigmoid), float32."""
+        per_row = {"m": self.m, "l": self.l}
+        if self.sink is not None:
+            per_row["sink"] = self.sink
+        per_element = {name: x[..., None] for name, x in per_row.items()}
+        o = evaluate(self.row_state.output, {**per_element, "acc": self.acc}, {}).data
+        lse = self.row_state.lse
+        return o, None if lse is None else evaluate(lse, per_row, {}).data
+
+    def _rescale(self, m_old: Array, m: Array) -> Array:
+        return evaluate(self.row_state.rescale, {"m_old": m_old, "m": m}, {}).data

@@ -1,0 +1,171 @@
+"""Fold what is known: constants, and the integer and boolean laws that hold for every value.
+
+    1 / sqrt(64.0) * s          →   0.125 * s
+    q + 0 < 2 * 8 and true      →   q < 16
+
+Integers fold exactly, floats in float64 (one rounding at the end, never more error than the
+float32 steps they replace).  Float identities such as x + 0.0 or 0.0 * x are left alone: they
+change the sign of zero, or hide an infinity or a NaN.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from attngen.ir.attention import Attention
+from attngen.ir.expr import (
+    Binary,
+    BinaryOp,
+    Call,
+    Compare,
+    CompareOp,
+    Const,
+    Expr,
+    Let,
+    Logical,
+    LogicalOp,
+    Negate,
+    Not,
+    Select,
+    ToFloat,
+)
+from attngen.ir.functions import FUNCTIONS
+from attngen.ir.traverse import rewrite
+from attngen.ir.types import ScalarType
+
+__all__ = ["fold_constants", "fold_expr"]
+
+
+def fold_constants(attention: Attention) -> Attention:
+    """Fold every expression of a variant; the same object when nothing changed."""
+    new = {
+        "scale": fold_expr(attention.scale),
+        "scores": tuple(fold_expr(e) for e in attention.scores),
+        "mask": _drop_true(_fold_optional(attention.mask)),
+        "sink": _fold_optional(attention.sink),
+        "length_q": _fold_optional(attention.length_q),
+        "length_kv": _fold_optional(attention.length_kv),
+    }
+    changed = {
+        name: value for name, value in new.items() if not _same(value, getattr(attention, name))
+    }
+    return replace(attention, **changed) if changed else attention
+
+
+def fold_expr(e: Expr) -> Expr:
+    """Fold one expression, operands first."""
+    return rewrite(e, _fold_node)
+
+
+def _fold_optional(e: Expr | None) -> Expr | None:
+    return None if e is None else fold_expr(e)
+
+
+def _drop_true(mask: Expr | None) -> Expr | None:
+    return None if isinstance(mask, Const) and mask.value is True else mask
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
+    return a is b
+
+
+def _fold_node(e: Expr) -> Expr:  # noqa: C901 - one law per case
+    span = e.span
+    match e:
+        case Let(_, Const(value)):
+            return Const(value, span)
+        case ToFloat(Const(value)):
+            return Const(float(value), span)
+        case Negate(Const(value)):
+            return Const(-value, span)
+        # Negation of truth.
+        case Not(Const(value)):
+            return Const(not value, span)
+        case Not(Not(x)):
+            return x
+        # Arithmetic of two numbers.
+        case Binary(op, Const(a), Const(b)):
+            return Const(_arithmetic(op, a, b), span)
+        # Integer identities.
+        case Binary(BinaryOp.ADD, x, Const(0)) | Binary(BinaryOp.ADD, Const(0), x) if _is_int(e):
+            return x
+        case Binary(BinaryOp.SUB, x, Const(0)) if _is_int(e):
+            return x
+        case Binary(BinaryOp.MUL, x, Const(1)) | Binary(BinaryOp.MUL, Const(1), x) if _is_int(e):
+            return x
+        case Binary(BinaryOp.FLOORDIV, x, Const(1)):
+            return x
+        case Compare(op, Const(a), Const(b)):
+            return Const(_compare(op, a, b), span)
+        # A decided operand of `and` / `or`; laziness is kept, because only later ones are dropped.
+        case Logical(op, operands):
+            return _logical(e, op, operands)
+        # Selection by a known condition.
+        case Select(Const(condition), then, otherwise):
+            return then if condition else otherwise
+        case Call(name, arguments) if all(isinstance(a, Const) for a in arguments):
+            return _call(e, name, arguments)
+        case _:
+            return e
+
+
+def _is_int(e: Binary) -> bool:
+    return all(isinstance(x.value, int) for x in (e.left, e.right) if isinstance(x, Const))
+
+
+def _arithmetic(op: BinaryOp, a: Any, b: Any) -> int | float:
+    match op:
+        case BinaryOp.ADD:
+            return a + b  # type: ignore[no-any-return]
+        case BinaryOp.SUB:
+            return a - b  # type: ignore[no-any-return]
+        case BinaryOp.MUL:
+            return a * b  # type: ignore[no-any-return]
+        case BinaryOp.DIV:
+            with np.errstate(all="ignore"):
+                return float(np.float64(a) / np.float64(b))
+        case BinaryOp.FLOORDIV:
+            return a // b if b else 0  # type: ignore[no-any-return]
+        case BinaryOp.MOD:
+            return a % b if b else 0  # type: ignore[no-any-return]
+
+
+def _compare(op: CompareOp, a: Any, b: Any) -> bool:
+    results = {
+        CompareOp.LT: a < b, CompareOp.LE: a <= b, CompareOp.EQ: a == b,
+        CompareOp.NE: a != b, CompareOp.GE: a >= b, CompareOp.GT: a > b,
+    }  # fmt: skip
+    return bool(results[op])
+
+
+def _logical(e: Logical, op: LogicalOp, operands: tuple[Expr, ...]) -> Expr:
+    deciding = op is LogicalOp.OR
+    kept: list[Expr] = []
+    for operand in operands:
+        if isinstance(operand, Const):
+            if operand.value is deciding:
+                kept.append(operand)
+                break
+            continue
+        kept.append(operand)
+    if not kept:
+        return Const(not deciding, e.span)
+    if len(kept) == 1:
+        return kept[0]
+    return e if len(kept) == len(operands) else replace(e, operands=tuple(kept))
+
+
+def _call(e: Call, name: str, arguments: tuple[Expr, ...]) -> Expr:
+    values = [a.value for a in arguments if isinstance(a, Const)]
+    with np.errstate(all="ignore"):
+        result = FUNCTIONS[name].numpy(
+            *(np.float64(v) if isinstance(v, float) else np.int64(v) for v in values)
+        )
+    if e.type is ScalarType.FLOAT:
+        return Const(float(result), e.span)
+    return Const(bool(result) if e.type is ScalarType.BOOL else int(result), e.span)
