@@ -117,7 +117,10 @@ def bind(
         "Dqk": q.shape[3], "Dv": v.shape[3],
     }  # fmt: skip
     _check_sizes(attention, sizes)
-    views = {t.name: _bind_tensor(t, tensors[t.name], sizes) for t in attention.tensors}
+    # A dimension that may be 1 or absent does not say how long it is, so it is bound last.
+    in_order = sorted(attention.tensors, key=lambda t: any(d.optional for d in t.dims))
+    bound = {t.name: _bind_tensor(t, tensors[t.name], sizes) for t in in_order}
+    views = {t.name: bound[t.name] for t in attention.tensors}
     values = {p.name: _check_param(p, params[p.name]) for p in attention.params}
     if check_integers:
         _check_integers(attention, sizes, values)

@@ -36,7 +36,7 @@ class PartialState:
         """The state over both sets of keys."""
         if not self.row_state.running_max:
             return PartialState(self.row_state, self.m, self.l, self.acc + other.acc, self.sink)
-        m = np.fmax(self.m, other.m)
+        m = evaluate(self.row_state.raise_max, {"m_old": self.m, "m": other.m}, {}).data
         mine = self._rescale(self.m, m)
         theirs = self._rescale(other.m, m)
         l = self.l * mine + other.l * theirs  # noqa: E741

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final, TypeAlias, assert_never
 
 from attngen.ir import interval
-from attngen.ir.attention import SIZES, Attention
+from attngen.ir.attention import SIZES, Attention, Param
 from attngen.ir.expr import (
     Binary,
     BinaryOp,
@@ -64,7 +64,7 @@ def compile_time_ranges(attention: Attention) -> Ranges:
     ranges["qpos"] = Interval(-LONGEST, LONGEST - 1)
     ranges["s"] = ANY_FLOAT
     for param in attention.params:
-        ranges[param.name] = _declared(param.type, param.bound.low, param.bound.high)
+        ranges[param.name] = _declared(param)
     return ranges
 
 
@@ -94,27 +94,37 @@ def infer_ranges(
     elements = {tensor.name: tensor.element for tensor in attention.tensors}
     known: dict[int, Interval] = {}
     for node in postorder(*roots):
-        known[id(node)] = _interval(
-            node, tuple(known[id(c)] for c in children(node)), symbols, elements
-        )
+        found = _interval(node, tuple(known[id(c)] for c in children(node)), symbols, elements)
+        if expr_type(node) is ScalarType.FLOAT and not isinstance(node, Call | Let | Select):
+            found = interval.rounded(found)
+        known[id(node)] = found
     return known
 
 
 def exceeding_int64(attention: Attention, symbols: Ranges) -> Iterator[Expr]:
-    """Integer nodes whose value may not fit 64 bits under the given symbol ranges."""
+    """Integer nodes whose value may not fit 64 bits under the given symbol ranges.
+
+    What was read from a captured tensor is left out: its values are not known here, and int64
+    arrays of small numbers are the rule.
+    """
     roots = attention.expressions()
     known = infer_ranges(roots, symbols, attention)
+    from_tensors = {id(node) for node in postorder(*roots) if isinstance(node, Load)}
     for node in postorder(*roots):
-        if expr_type(node) is ScalarType.INT and not known[id(node)].within(INT64.low, INT64.high):
+        if id(node) in from_tensors or any(id(child) in from_tensors for child in children(node)):
+            from_tensors.add(id(node))
+        elif expr_type(node) is ScalarType.INT and not known[id(node)].within(*INT64.ends):
             yield node
 
 
-def _declared(scalar: ScalarType, low: float | None, high: float | None) -> Interval:
-    match scalar:
+def _declared(param: Param) -> Interval:
+    low, high = param.bound.low, param.bound.high
+    match param.type:
         case ScalarType.BOOL:
             return UNKNOWN
         case ScalarType.INT:
-            return Interval(INT64.low if low is None else low, INT64.high if high is None else high)
+            least = INT64.low if low is None else low + param.bound.low_open
+            return Interval(least, INT64.high if high is None else high - param.bound.high_open)
         case ScalarType.FLOAT:
             # A float param may be NaN only when no range was declared for it.
             return Interval(
@@ -142,6 +152,11 @@ def _interval(  # noqa: C901 - one short case per node of a closed union
             return interval.negate(operands[0])
         case Not():
             return interval.logical_not(operands[0])
+        # kv - qpos = (kv - q) - (Skv - Sq): the lengths cancel, which intervals alone do not see.
+        case Binary(BinaryOp.SUB, Symbol("kv"), Symbol("qpos")):
+            return Interval(1 - symbols["Skv"].high, symbols["Sq"].high - 1)
+        case Binary(BinaryOp.SUB, Symbol("qpos"), Symbol("kv")):
+            return Interval(1 - symbols["Sq"].high, symbols["Skv"].high - 1)
         case Binary(op):
             return _ARITHMETIC[op](*operands)
         case Compare(op):

@@ -164,7 +164,7 @@ _FRONT_END = re.compile(
 _ASSEMBLER = re.compile(
     r"^ptxas (?:[^\n,]*, line (?P<line>\d+); )?(?:error|fatal)\s*: (?P<text>.*)$", re.MULTILINE
 )
-_MISSING_HEADER = re.compile(r'could not open source file "(?P<header>[^"]*)"')
+_MISSING_HEADER = re.compile(r'(?:could not|cannot) open source file "(?P<header>[^"]*)"')
 _SPILLS = re.compile(
     r"Function properties for (?P<kernel>\S+)\s*\n[^\n]*?"
     r"(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads"

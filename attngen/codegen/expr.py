@@ -43,10 +43,10 @@ from attngen.ir.expr import (
 from attngen.analysis.ranges import INT32, compile_time_ranges, infer_ranges
 from attngen.ir.functions import FUNCTIONS
 from attngen.ir.interval import Interval
-from attngen.ir.traverse import children, symbols
+from attngen.ir.traverse import children, postorder, symbols, tensors
 from attngen.ir.types import ScalarType
 
-__all__ = ["CType", "Emitted", "ExprPrinter", "float_literal", "mentions_score"]
+__all__ = ["Body", "CType", "Emitted", "ExprPrinter", "Variable", "called_lets", "float_literal", "mentions_score"]
 
 
 class CType(IntEnum):
@@ -110,6 +110,25 @@ _INTEGER_FUNCTIONS: Final = {BinaryOp.FLOORDIV: "ag_floordiv", BinaryOp.MOD: "ag
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A local variable: a let that is computed before the expression that uses it."""
+
+    c_type: str
+    name: str
+    text: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Body:
+    """Local variables, then the expression itself."""
+
+    variables: tuple[Variable, ...]
+    text: str
+
+
+@final
 class ExprPrinter:
     """Prints the expressions of one attention variant."""
 
@@ -118,20 +137,39 @@ class ExprPrinter:
         self._ranges = infer_ranges(
             attention.expressions(), compile_time_ranges(attention), attention
         )
+        self._let_types: dict[int, CType] = {}
+        for node in postorder(*attention.expressions()):
+            if isinstance(node, Let):
+                self._let_types[id(node)] = self._emit(node.value).type
 
-    def print(self, e: Expr) -> str:
-        """The C++ text of an expression."""
-        return self._emit(e).text
+    def print(self, e: Expr) -> Body:
+        """The C++ text of an expression, and the lets that it computes first.
+
+        A let is a local variable where it is needed for every pair, or reads no tensor.  Any
+        other stays a function, called where it is needed, because `and`, `or` and `where` must
+        not read what they skip.
+        """
+        local = eager_lets(e)
+        emitted = [(let.name, self._emit(let.value, local=local)) for let in local]
+        body = self._emit(e.value if isinstance(e, Let) else e, local=local)
+        variables = tuple(Variable(x.type.text, f"let_{name}", x.text) for name, x in emitted)
+        return Body(variables, body.text)
 
     def print_row_formula(self, e: Expr, names: Mapping[str, str]) -> str:
         """The C++ text of a formula of the row state; `names` says how its row values are called."""
         return self._emit(e, row_names=names).text
 
-    def type_of(self, e: Expr) -> str:
-        """The C++ type of an expression's text."""
-        return self._emit(e).type.text
+    def type_of(self, let: Let) -> str:
+        """The C++ type of a let."""
+        return self._let_types[id(let)].text
 
-    def _emit(self, root: Expr, row_names: Mapping[str, str] | None = None) -> Emitted:
+    def _emit(
+        self,
+        root: Expr,
+        row_names: Mapping[str, str] | None = None,
+        local: tuple[Let, ...] = (),
+    ) -> Emitted:
+        variables = {id(let) for let in local}
         done: dict[int, Emitted] = {}
         stack: list[tuple[Expr, bool]] = [(root, False)]
         while stack:
@@ -139,12 +177,16 @@ class ExprPrinter:
             if id(node) in done:
                 continue
             # The inside of a let is printed once, in its own function.
-            below = () if isinstance(node, Let) and node is not root else children(node)
+            below = () if isinstance(node, Let) else children(node)
             if not ready:
                 stack.append((node, True))
                 stack.extend((child, False) for child in below)
                 continue
-            done[id(node)] = self._node(node, [done[id(c)] for c in below], row_names)
+            if id(node) in variables:
+                assert isinstance(node, Let)
+                done[id(node)] = Emitted(f"let_{node.name}", self._let_types[id(node)])
+            else:
+                done[id(node)] = self._node(node, [done[id(c)] for c in below], row_names)
         return done[id(root)]
 
     def _node(  # noqa: C901 - one short case per node of a closed union
@@ -158,11 +200,9 @@ class ExprPrinter:
             case Load(tensor):
                 read = ", ".join(["args", *(o.text for o in operands)])
                 return Emitted(f"read_{tensor}({read})", self._load_type(node))
-            case Let(name, value):
-                if operands:
-                    return operands[0]
+            case Let(name):
                 passed = "args, at, s" if mentions_score(node) else "args, at"
-                return Emitted(f"let_{name}({passed})", self._emit(value).type)
+                return Emitted(f"let_{name}({passed})", self._let_types[id(node)])
             case ToFloat():
                 return Emitted(
                     f"(float){operands[0].at(_Precedence.UNARY)}", CType.FLOAT, _Precedence.UNARY
@@ -259,6 +299,62 @@ class ExprPrinter:
 
     def _range(self, node: Expr) -> Interval:
         return self._ranges[id(node)]
+
+
+def eager_lets(root: Expr) -> tuple[Let, ...]:
+    """The lets below `root` that may be computed before it, those that others use first."""
+    always = _unconditional(root)
+    found: set[int] = set()
+    seen: set[int] = set()
+    stack = list(children(root))
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, Let):
+            if id(node) not in always and tensors(node):
+                continue  # stays a function, and so does what only it uses
+            found.add(id(node))
+        stack.extend(children(node))
+    return tuple(n for n in postorder(root) if isinstance(n, Let) and id(n) in found)
+
+
+def called_lets(root: Expr) -> set[str]:
+    """Names of the lets that the printed form of `root` calls as functions."""
+    local = {id(let) for let in eager_lets(root)}
+    called: set[str] = set()
+    seen: set[int] = set()
+    stack = list(children(root))
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, Let) and id(node) not in local:
+            called.add(node.name)
+        else:
+            stack.extend(children(node))
+    return called
+
+
+def _unconditional(root: Expr) -> set[int]:
+    """Nodes that are evaluated whenever the root is."""
+    found: set[int] = set()
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if id(node) in found:
+            continue
+        found.add(id(node))
+        match node:
+            case Logical():
+                stack.append(node.operands[0])
+            case Select():
+                stack.append(node.condition)
+            case _:
+                stack.extend(children(node))
+    return found
 
 
 def mentions_score(e: Expr) -> bool:

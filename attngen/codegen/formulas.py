@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import final
 
 from attngen.codegen.arguments import C_ELEMENT
-from attngen.codegen.expr import ExprPrinter, mentions_score
+from attngen.codegen.expr import ExprPrinter, Variable, called_lets, mentions_score
 from attngen.ir.attention import Attention, Tensor, TensorDim
 from attngen.ir.expr import Expr, Let, Load, Symbol
-from attngen.ir.traverse import postorder
+from attngen.ir.traverse import children, postorder
 from attngen.ir.types import ScalarType
 
 __all__ = ["Formula", "LetFormula", "TensorRead", "formula", "let_formulas", "tensor_reads"]
@@ -23,6 +24,7 @@ _MATCHING_SIZE = {"b": "B", "h": "Hq", "hkv": "Hkv", "q": "Sq", "kv": "Skv"}
 class Formula:
     """C++ text of an expression, and the line of the `.attn` text it comes from."""
 
+    variables: tuple[Variable, ...]
     text: str
     line: int | None
 
@@ -30,11 +32,17 @@ class Formula:
 @final
 @dataclass(frozen=True, slots=True)
 class LetFormula:
-    """One let: a device function of its own."""
+    """One let that is a device function of its own.
+
+    One that calls others and is called in several places is not inlined: the text would
+    double with every level.
+    """
 
     name: str
     c_type: str
     takes_score: bool
+    inlined: bool
+    variables: tuple[Variable, ...]
     text: str
     line: int | None
 
@@ -57,24 +65,34 @@ class TensorRead:
 
 def formula(printer: ExprPrinter, e: Expr) -> Formula:
     """An expression, with its line."""
-    return Formula(printer.print(e), _line(e))
+    body = printer.print(e)
+    return Formula(body.variables, body.text, _line(e))
 
 
 def let_formulas(attention: Attention, printer: ExprPrinter) -> tuple[LetFormula, ...]:
-    """Every let, those that others use first.
+    """The lets that are functions, those that others use first.
 
     A let that depends on `s` may exist once per score line; the copies print alike, and one
     function that takes `s` serves them all.
     """
+    roots = attention.expressions()
+    nodes = list(postorder(*roots))
+    uses = Counter(child.name for n in nodes for child in children(n) if isinstance(child, Let))
+    called: set[str] = set()
+    for root in (*roots, *(n for n in nodes if isinstance(n, Let))):
+        called |= called_lets(root)
     lets: dict[str, LetFormula] = {}
-    for node in postorder(*attention.expressions()):
-        if isinstance(node, Let) and node.name not in lets:
+    for node in nodes:
+        if isinstance(node, Let) and node.name in called and node.name not in lets:
+            body = printer.print(node)
             lets[node.name] = LetFormula(
-                node.name,
-                printer.type_of(node),
-                mentions_score(node),
-                printer.print(node),
-                _line(node),
+                name=node.name,
+                c_type=printer.type_of(node),
+                takes_score=mentions_score(node),
+                inlined=uses[node.name] < 2 or not called_lets(node),
+                variables=body.variables,
+                text=body.text,
+                line=_line(node),
             )
     return tuple(lets.values())
 

@@ -37,20 +37,21 @@ __all__ = ["BUILD_LIMIT_S", "CppCompiler", "build_library", "find_compiler", "ho
 BUILD_LIMIT_S = 300.0  # zig builds its own C++ library the first time: about a minute
 
 # Contraction off: the text says where a multiply and an add are one operation (ag_fma).
-# Aliasing off: kernels see one buffer as arrays of several types.  Wrapping: as on the GPU.
-_FLAGS = (
+# Aliasing off: kernels see one buffer as arrays of several types.
+# Sanitize: the header takes the place of the compiler's own library, so it is not linked.
+_COMPILE_FLAGS = (
     "-std=c++17",
     "-ffp-contract=off",
     "-fno-strict-aliasing",
-    "-fwrapv",
+    "-fsanitize=bounds,signed-integer-overflow,integer-divide-by-zero,shift",
     "-fvisibility=hidden",
     "-fPIC",
-    "-shared",
     "-pthread",
     "-w",
     "-DAG_HOST",
 )
-_SOURCE, _HEADER, _LIBRARY = "kernel.cu", "host.h", "kernel.so"
+_LINK_FLAGS = ("-shared", "-pthread")
+_SOURCE, _HEADER, _OBJECT, _LIBRARY = "kernel.cu", "host.h", "kernel.o", "kernel.so"
 _SEARCHED = ("g++", "clang++", "c++")
 _ERROR_LINES = 8
 
@@ -137,8 +138,8 @@ def build_library(
     """
     compiler = compiler or find_compiler()
     header = host_header()
-    flags = (*_FLAGS, *_machine_flags(), f"-O{optimization}")
-    library = cache_dir / f"{_digest(text, header, compiler, flags)}.so"
+    flags = (*_COMPILE_FLAGS, *_machine_flags(), f"-O{optimization}")
+    library = cache_dir / f"{_digest(text, header, compiler, (*flags, *_LINK_FLAGS))}.so"
     if library.is_file():
         return library
     try:
@@ -146,7 +147,10 @@ def build_library(
         with tempfile.TemporaryDirectory(prefix="build-", dir=cache_dir) as folder:
             Path(folder, _SOURCE).write_text(text, encoding="utf-8")
             Path(folder, _HEADER).write_text(header, encoding="utf-8")
-            _compile(compiler, flags, folder, limit_s)
+            # Relative names, so that neither messages nor the library depend on the folder.
+            sources = ("-include", _HEADER, "-x", "c++", "-c", _SOURCE, "-o", _OBJECT)
+            _call(compiler, (*flags, *sources), folder, limit_s)
+            _call(compiler, (*_LINK_FLAGS, _OBJECT, "-o", _LIBRARY), folder, limit_s)
             os.replace(Path(folder, _LIBRARY), library)
     except OSError as error:
         raise AttnError(CpuCacheUnusable(None, cache_dir, str(error))) from error
@@ -162,14 +166,12 @@ def _digest(text: str, header: str, compiler: CppCompiler, flags: Sequence[str])
     return digest.hexdigest()[:32]
 
 
-def _compile(compiler: CppCompiler, flags: Sequence[str], folder: str, limit_s: float) -> None:
-    # Relative names, so that messages and the library itself do not depend on the folder.
-    command = [*compiler.command, *flags, "-include", _HEADER, "-x", "c++", _SOURCE]
-    command += ["-o", _LIBRARY]
+def _call(compiler: CppCompiler, flags: Sequence[str], folder: str, limit_s: float) -> None:
+    """Run the compiler in `folder`; its errors become diagnostics."""
     environment = {**os.environ, "LC_ALL": "C"}  # messages in English
     try:
         done = subprocess.run(
-            command,
+            [*compiler.command, *flags],
             cwd=folder,
             env=environment,
             capture_output=True,

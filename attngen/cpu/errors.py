@@ -69,7 +69,7 @@ class CpuRunFault(Diagnostic):
     """The host header saw the kernel do something that is wrong on a GPU too."""
 
     code = "A641"
-    title = "kernel `{kernel}` is at fault: {fault.meaning}"
+    title = "kernel `{kernel}` is at fault: {fault}"
     label = "{text}"
     hint = "this is a bug in attngen, or in an edited kernel; the outputs are not to be used"
     kernel: str

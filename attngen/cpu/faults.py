@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import Enum
 
 __all__ = ["Fault"]
 
 
-class Fault(IntEnum):
+class Fault(Enum):
     NONE = 0
     UNINITIALISED_READ = 1
     SHARED_BOUNDS = 2
@@ -21,10 +21,11 @@ class Fault(IntEnum):
     SHARED_RACE = 10
     GLOBAL_RACE = 11
     SHUFFLE_LANE = 12
-    LAUNCH = 13
+    LOCAL_BOUNDS = 13
+    INTEGER = 14
+    LAUNCH = 15
 
-    @property
-    def meaning(self) -> str:
+    def __str__(self) -> str:
         """The fault in words, as messages say it."""
         return _MEANINGS[self]
 
@@ -43,5 +44,7 @@ _MEANINGS = {
     Fault.SHARED_RACE: "a race in shared memory",
     Fault.GLOBAL_RACE: "a race in global memory",
     Fault.SHUFFLE_LANE: "a shuffle reads a lane that does not exist",
+    Fault.LOCAL_BOUNDS: "a local array is used outside its bounds",
+    Fault.INTEGER: "integer arithmetic has no defined result",
     Fault.LAUNCH: "the launch does not fit the kernel",
 }

@@ -88,6 +88,8 @@ enum Fault : int32_t {
     kSharedRace,
     kGlobalRace,
     kShuffleLane,         // a shuffle from a lane that does not exist
+    kLocalBounds,         // outside an array of the thread's own
+    kInteger,             // an overflow, a division by zero, or a shift that C++ does not define
     kLaunch,              // the launch does not fit the kernel, or memory ran out
 };
 
@@ -103,6 +105,7 @@ inline bool is_same(Site a, Site b) {
 }
 
 #define AG_DEVICE inline __attribute__((always_inline))
+#define AG_NOINLINE static __attribute__((noinline, unused))
 #define AG_COLD __attribute__((cold, noinline)) static
 #define AG_NOINLINE __attribute__((noinline)) static
 #define AG_LIKELY(x) __builtin_expect(!!(x), 1)
@@ -856,6 +859,34 @@ AG_NOINLINE void check_global(Thread& t, const void* p, size_t bytes, bool is_wr
         else
             note_global_read(t, r, element, site);
 }
+
+// ---- what the compiler checks: local arrays and integers -------------------------------------
+//
+// With -fsanitize=bounds,signed-integer-overflow,integer-divide-by-zero,shift the compiler calls
+// one of these handlers, which it expects to find in a library of its own; here each is a fault.
+
+struct CompilerSite {
+    const char* file;
+    uint32_t line, column;
+};
+
+AG_COLD void fail_compiled_check(const void* data, Fault fault, const char* what) {
+    if (!self) abort();  // this header's own mistake
+    const CompilerSite& site = *(const CompilerSite*)data;  // the first member of all of them
+    fail(*self, fault, {site.file, (int)site.line}, "%s", what);
+}
+
+#define AG_COMPILED_CHECK(name, fault, what)                                       \
+    extern "C" void __ubsan_handle_##name(void* data, uintptr_t, uintptr_t) {      \
+        fail_compiled_check(data, fault, what);                                    \
+    }
+AG_COMPILED_CHECK(out_of_bounds, kLocalBounds, "uses an element outside a local array")
+AG_COMPILED_CHECK(add_overflow, kInteger, "adds two integers beyond their type")
+AG_COMPILED_CHECK(sub_overflow, kInteger, "subtracts two integers beyond their type")
+AG_COMPILED_CHECK(mul_overflow, kInteger, "multiplies two integers beyond their type")
+AG_COMPILED_CHECK(negate_overflow, kInteger, "negates the least integer of its type")
+AG_COMPILED_CHECK(divrem_overflow, kInteger, "divides by zero, or the least integer by -1")
+AG_COMPILED_CHECK(shift_out_of_bounds, kInteger, "shifts an integer by too much, or a negative one")
 
 // ---- the run: workers take blocks in order until none is left or one has failed ---------------
 

@@ -17,7 +17,7 @@ from attngen.cpu.errors import CpuLaunchRefused, CpuRunFault
 from attngen.cpu.faults import Fault
 from attngen.diagnostics.diagnostic import AttnError
 
-__all__ = ["MemoryRange", "Mode", "RunReport", "run_on_cpu"]
+__all__ = ["MemoryRange", "Mode", "RunReport", "copy_apart", "run_on_cpu"]
 
 
 class Mode(IntEnum):
@@ -65,6 +65,19 @@ class RunReport:
     global_loads: int
     global_stores: int
     seconds: float
+
+
+def copy_apart(array: np.ndarray[Any, Any], *, margin: int = 1 << 16) -> np.ndarray[Any, Any]:
+    """A C-contiguous copy with `margin` unused bytes on either side of it.
+
+    An access a little outside an array is only found when it does not fall into the next one,
+    so a search for mistakes should give the kernel arrays that lie apart.
+    """
+    memory = np.zeros(array.nbytes + 2 * margin, np.uint8)
+    first = margin + -(memory.ctypes.data + margin) % 64
+    copy = memory[first : first + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
 
 
 class _Range(ctypes.Structure):

@@ -10,7 +10,6 @@ from attngen.compiler import Rendered
 from attngen.cpu.build import build_library
 from attngen.cpu.run import MemoryRange, Mode, RunReport, run_on_cpu
 from attngen.engines.outputs import Outputs, argument_values, grid_size
-from attngen.ir.schedule import LoopOrder
 
 __all__ = ["run_on_host"]
 
@@ -31,8 +30,7 @@ def run_on_host(
     `check` also looks for races and reads of unwritten shared memory, which takes longer.
     """
     launch = rendered.launch
-    tile_q = launch.tiles.tile_q if rendered.program.schedule.loop is LoopOrder.Q_KV else None
-    grid = grid_size(binding, tile_q)
+    grid = grid_size(binding, launch.tiles)
     if grid == 0:
         return None
     library = library or build_library(rendered.source, cache_dir=cache_dir)

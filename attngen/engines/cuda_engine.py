@@ -10,7 +10,6 @@ from attngen.backend.nvrtc import Compiled
 from attngen.binding import Binding
 from attngen.compiler import Rendered
 from attngen.engines.outputs import Outputs, argument_values, grid_size
-from attngen.ir.schedule import LoopOrder
 
 __all__ = ["compile_rendered", "launch_on_gpu", "resources_of"]
 
@@ -41,8 +40,7 @@ def launch_on_gpu(
 ) -> None:
     """Queue the program on a stream; nothing is launched for an empty problem."""
     launch = rendered.launch
-    tile_q = launch.tiles.tile_q if rendered.program.schedule.loop is LoopOrder.Q_KV else None
-    grid = grid_size(binding, tile_q)
+    grid = grid_size(binding, launch.tiles)
     if grid == 0:
         return
     module.launch(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
 from attngen.backend.device import ArrayView
 from attngen.binding import Binding
-from attngen.ir.program import Workspace
+from attngen.ir.program import Axis, Loop, TileProgram, Workspace, walk
 
 __all__ = ["Outputs", "argument_values", "grid_size", "workspace_shape"]
 
@@ -73,8 +74,12 @@ def workspace_shape(workspace: Workspace, binding: Binding) -> tuple[int, ...]:
     return tuple(known[d] if isinstance(d, str) else d for d in workspace.dims)
 
 
-def grid_size(binding: Binding, tile_q: int | None) -> int:
-    """Blocks of a launch: one per (batch, head), times query tiles unless `tile_q` is None."""
-    heads = binding.sizes["B"] * binding.sizes["Hq"]
+def grid_size(binding: Binding, tiles: TileProgram) -> int:
+    """Blocks of a launch: one per iteration of its parallel loops; 0 when there are no rows."""
     rows = binding.rows[1] - binding.rows[0]
-    return heads if tile_q is None else heads * -(-rows // tile_q)
+    iterations = {
+        Axis.BATCH_HEAD: binding.sizes["B"] * binding.sizes["Hq"],
+        Axis.Q: -(-rows // tiles.tile_q),
+    }
+    parallel = [n.axis for n in walk(tiles.body) if isinstance(n, Loop) and n.parallel]
+    return math.prod(iterations[axis] for axis in parallel) if rows else 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from attngen.diagnostics.diagnostic import Diagnostic
 
-__all__ = ["ReadOutside"]
+__all__ = ["LengthOutside", "ReadOutside"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,3 +16,13 @@ class ReadOutside(Diagnostic):
     hint = "guard the read (`where`, `and`, `clamp`) or mask the pair"
     tensor: str
     shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LengthOutside(Diagnostic):
+    code = "A662"
+    title = "`length` makes {name} {has} for one sequence; the buffer holds {limit}"
+    hint = "lengths lie between 0 and the size of the padded buffer"
+    name: str
+    has: int
+    limit: int

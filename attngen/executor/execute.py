@@ -12,16 +12,17 @@ from typing import Any, TypeAlias, final
 
 import numpy as np
 
-from attngen.executor.errors import ReadOutside
+from attngen.executor.errors import LengthOutside, ReadOutside
 from attngen.diagnostics.diagnostic import AttnError
 from attngen.ir.attention import Attention
 from attngen.ir.expr import Expr
 from attngen.ir.program import Axis, Loop, Node, Op, TileProgram
+from attngen.ir.row_state import RowState
 from attngen.ir.schedule import Normalize, Schedule
 from attngen.ir.semantics import Value, evaluate
 from attngen.ir.types import Element
 
-__all__ = ["Result", "execute", "round_to"]
+__all__ = ["Result", "execute", "round_to", "round_weights"]
 
 Array: TypeAlias = Any
 _SCORES_AT_ONCE = 1 << 18
@@ -69,11 +70,11 @@ def execute(
     batch, heads = int(sizes["B"]), int(sizes["Hq"])
     shape = (batch * heads, rows[1] - rows[0])
     run = _Run(
-        attention, schedule, tiles, q, k, v, dict(sizes), dict(params), dict(tensors), rows, keys,
+        attention, schedule, tiles, q, k, v, dict(sizes), _typed(params), dict(tensors), rows, keys,
         lse=np.full(shape, -np.inf, np.float32),
         row_max=np.full(shape, -np.inf, np.float32),
         o=np.zeros((*shape, v.shape[-1]), np.float32),
-        saved=_State.initial(shape, v.shape[-1]),
+        saved=_State.initial(attention.row_state, shape, v.shape[-1]),
     )  # fmt: skip
     run.nodes(tiles.body)
 
@@ -100,11 +101,10 @@ class _State:
     acc: Array
 
     @staticmethod
-    def initial(shape: tuple[int, int], head_dim_v: int) -> _State:
-        minus_infinity = np.full(shape, -np.inf, np.float32)
-        return _State(
-            minus_infinity, np.zeros(shape, np.float32), np.zeros((*shape, head_dim_v), np.float32)
-        )
+    def initial(row_state: RowState, shape: tuple[int, int], head_dim_v: int) -> _State:
+        shapes = {"m": shape, "l": shape, "acc": (*shape, head_dim_v)}
+        start = {"m": -np.inf, "l": 0.0, **row_state.init}
+        return _State(**{n: np.full(s, start[n], np.float32) for n, s in shapes.items()})
 
 
 @dataclass(slots=True)
@@ -138,7 +138,6 @@ class _Run:
     s: Array = None
     p: Array = None
     f: Array = None
-    visible: Array = None
 
     # ---- the loops ----
 
@@ -181,7 +180,7 @@ class _Run:
 
     def init_state(self) -> None:
         shape = len(self.heads), self.row_tile[1] - self.row_tile[0]
-        self.state = _State.initial(shape, self.v.shape[-1])
+        self.state = _State.initial(self.attention.row_state, shape, self.v.shape[-1])
 
     def load_state(self) -> None:
         m, l, acc = self.saved.m, self.saved.l, self.saved.acc  # noqa: E741
@@ -194,20 +193,21 @@ class _Run:
     def scores(self) -> None:
         scale = self.number(self.attention.scale)
         with np.errstate(all="ignore"):
-            s = scale * (self.query @ self.key.transpose(0, 2, 1))
-        s = np.broadcast_to(s, (len(self.heads), *s.shape[1:]))
-        self.visible = np.broadcast_to(self.keep(), s.shape)
+            self.s = scale * (self.query @ self.key.transpose(0, 2, 1))
+
+    def mask(self) -> None:
+        attends = np.broadcast_to(self.attends(), self.s.shape)
         for line in self.attention.scores:
-            value = evaluate(line, {**self.pair(), "s": s}, self.tensors)
-            self.require_inside(value, self.visible)
-            s = np.broadcast_to(value.data, s.shape)
-        self.s = np.where(self.visible, s, np.float32(-np.inf)).astype(np.float32)
+            value = evaluate(line, {**self.pair(), "s": self.s}, self.tensors)
+            self.require_inside(value, attends)
+            self.s = np.broadcast_to(value.data, self.s.shape)
+        self.s = np.where(attends, self.s, np.float32(-np.inf)).astype(np.float32)
 
     def raise_max(self) -> None:
         m_old = self.state.m
-        self.state.m = np.fmax(m_old, np.fmax.reduce(self.s, axis=-1, initial=-np.inf))
-        rescale = self.attention.row_state.rescale
-        self.f = evaluate(rescale, {"m_old": m_old, "m": self.state.m}, {}).data
+        row_state, tile_max = self.attention.row_state, self.s.max(axis=-1)
+        self.state.m = evaluate(row_state.raise_max, {"m_old": m_old, "m": tile_max}, {}).data
+        self.f = evaluate(row_state.rescale, {"m_old": m_old, "m": self.state.m}, {}).data
 
     def rescale_sum(self) -> None:
         self.state.l = self.state.l * self.f
@@ -227,8 +227,8 @@ class _Run:
 
     def accumulate(self) -> None:
         # A key that no row of the tile sees is dead: its value is read as zero, even a NaN.
-        seen = self.visible.any(axis=1)[..., None]
-        p = round_to(self.p, self.attention.dtype)
+        seen = (~np.isneginf(self.s)).any(axis=1)[..., None]
+        p = round_weights(self.p, self.attention.dtype)
         with np.errstate(all="ignore"):
             self.state.acc = self.state.acc + p @ np.where(seen, self.value, np.float32(0))
 
@@ -286,11 +286,14 @@ class _Run:
         known = {**self.sizes, **self.params}
         for name, index in (("b", self.b), ("h", self.h), ("hkv", self.hkv)):
             known[name] = index[:, None, None]
-        for name, length in (("Sq", self.attention.length_q), ("Skv", self.attention.length_kv)):
-            if length is not None:
-                value = evaluate(length, known, self.tensors)
-                self.require_inside(value, np.True_)
-                known[name] = np.clip(value.data, 0, self.sizes[name])
+        lengths = {"Sq": self.attention.length_q, "Skv": self.attention.length_kv}
+        values = {n: evaluate(e, known, self.tensors) for n, e in lengths.items() if e is not None}
+        for name, value in values.items():
+            self.require_inside(value, np.True_)
+            if np.any((value.data < 0) | (value.data > self.sizes[name])):
+                worst = int(np.max(value.data) if np.max(value.data) > 0 else np.min(value.data))
+                raise AttnError(LengthOutside(None, name, worst, self.sizes[name]))
+            known[name] = value.data
         return known
 
     def pair(self) -> dict[str, Array]:
@@ -301,7 +304,7 @@ class _Run:
         known["qpos"] = known["q"] + known["Skv"] - known["Sq"]
         return known
 
-    def keep(self) -> Array:
+    def attends(self) -> Array:
         """True where a pair of this tile attends."""
         pair = self.pair()
         inside = (pair["q"] < pair["Sq"]) & (pair["kv"] < pair["Skv"])
@@ -333,6 +336,18 @@ def round_to(x: Array, element: Element | None) -> Array:
     import ml_dtypes
 
     return x.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+def round_weights(p: Array, element: Element | None) -> Array:
+    """Weights as a kernel hands them to the second product: times a power of two, rounded."""
+    scale = np.float32(1.0 if element is None else element.weight_scale)
+    return round_to(p * scale, element) / scale
+
+
+def _typed(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Params as NumPy scalars of the language's types: bool, int64, float32."""
+    kinds: dict[type, Any] = {bool: np.bool_, int: np.int64, float: np.float32}
+    return {name: kinds[type(value)](value) for name, value in params.items()}
 
 
 def _divide(x: Array, l: Array) -> Array:  # noqa: E741

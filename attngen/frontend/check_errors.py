@@ -10,22 +10,23 @@ from attngen.diagnostics.diagnostic import Diagnostic, Note
 from attngen.diagnostics.span import Span
 
 __all__ = [
-    "BadPower", "BadTensorSize", "CheckError", "ConflictingValue", "ConstWithoutValue",
+    "BadPower", "BadTensorSize", "CheckDiagnostic", "ConflictingValue", "ConstWithoutValue",
     "DivisionByZero", "DuplicateName", "DuplicateSchedule", "DuplicateSetting",
     "DuplicateStatement", "EmptyRange", "ExpansionTooLarge", "ExpressionTooDeep",
     "HeadDimOutOfRange", "HeadsNotDivisible", "HiddenHere", "ImportCycle", "MissingArgument",
     "NegativeIndex", "NoAttention", "NotATensor", "NotCallable", "NotConstant", "NumberOutOfRange",
     "OptionalSizeUnbound", "OutsideRange", "RecursiveDefinition", "RepeatedArgument",
     "ReservedName", "ScoreInMask", "SettingOutOfRange", "SettingWithSigmoid", "SeveralAttentions",
-    "SigmoidWithout", "TensorWithoutIndex", "TooManyArguments", "UnknownArgument", "UnknownConst",
+    "SigmoidWithout", "TensorWithoutIndex", "UnknownArgument", "UnknownConst",
     "UnknownDtype", "UnknownElement", "UnknownFunction", "UnknownName", "UnknownOutput",
     "UnknownSetting", "UnknownType", "UnknownWeights", "UnreadableFile", "UnsupportedRange",
-    "UsedTooEarly", "WithoutOutput", "WrongIndexCount", "WrongSetting", "WrongType",
+    "UsedTooEarly", "WithoutOutput", "WrongArgumentCount", "WrongIndexCount", "WrongSetting",
+    "WrongType",
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class CheckError(Diagnostic):
+class CheckDiagnostic(Diagnostic):
     """An error that may lie inside of a definition; `calls` leads there from the block."""
 
     calls: tuple[Note, ...] = field(default=(), kw_only=True)
@@ -39,7 +40,7 @@ class CheckError(Diagnostic):
 
 @final
 @dataclass(frozen=True, slots=True)
-class UnknownName(CheckError):
+class UnknownName(CheckDiagnostic):
     """`kvv <= qpos`."""
 
     code = "A201"
@@ -53,7 +54,7 @@ class UnknownName(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class UnknownFunction(CheckError):
+class UnknownFunction(CheckDiagnostic):
     """`mask windw(4, 0)`."""
 
     code = "A202"
@@ -66,7 +67,7 @@ class UnknownFunction(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class DuplicateName(CheckError):
+class DuplicateName(CheckDiagnostic):
     """Two declarations of one name."""
 
     code = "A203"
@@ -81,7 +82,7 @@ class DuplicateName(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class ReservedName(CheckError):
+class ReservedName(CheckDiagnostic):
     """`param kv : int`."""
 
     code = "A204"
@@ -95,7 +96,7 @@ class ReservedName(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class UsedTooEarly(CheckError):
+class UsedTooEarly(CheckDiagnostic):
     """A let, or a const in another const, above its own line."""
 
     code = "A205"
@@ -112,7 +113,7 @@ class UsedTooEarly(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class HiddenHere(CheckError):
+class HiddenHere(CheckDiagnostic):
     """An index, a size or `s` where its value does not exist: `kv` in a scale."""
 
     code = "A206"
@@ -127,7 +128,7 @@ class HiddenHere(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class ScoreInMask(CheckError):
+class ScoreInMask(CheckDiagnostic):
     """`mask s > 0`."""
 
     code = "A207"
@@ -139,7 +140,7 @@ class ScoreInMask(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class TensorWithoutIndex(CheckError):
+class TensorWithoutIndex(CheckDiagnostic):
     """`doc == 3` for a tensor `doc`."""
 
     code = "A208"
@@ -152,7 +153,7 @@ class TensorWithoutIndex(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class NotATensor(CheckError):
+class NotATensor(CheckDiagnostic):
     """`W[b]` for a const `W`, `table = 3` for a parameter of type tensor."""
 
     code = "A209"
@@ -166,7 +167,7 @@ class NotATensor(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class NotCallable(CheckError):
+class NotCallable(CheckDiagnostic):
     """`W(3)` for a const `W`."""
 
     code = "A210"
@@ -183,7 +184,7 @@ class NotCallable(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class WrongType(CheckError):
+class WrongType(CheckDiagnostic):
     """`causal + 1`, `doc[b, 0.5]`, `3 and x`."""
 
     code = "A211"
@@ -198,7 +199,7 @@ class WrongType(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class WrongIndexCount(CheckError):
+class WrongIndexCount(CheckDiagnostic):
     """`doc[b]` for `int32[B, Skv]`."""
 
     code = "A212"
@@ -217,7 +218,7 @@ class WrongIndexCount(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class NegativeIndex(CheckError):
+class NegativeIndex(CheckDiagnostic):
     """`doc[b, -1]`."""
 
     code = "A213"
@@ -232,7 +233,7 @@ class NegativeIndex(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class DivisionByZero(CheckError):
+class DivisionByZero(CheckDiagnostic):
     """`q // 0`."""
 
     code = "A214"
@@ -242,7 +243,7 @@ class DivisionByZero(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class BadPower(CheckError):
+class BadPower(CheckDiagnostic):
     """`x ** y`."""
 
     code = "A215"
@@ -256,7 +257,7 @@ class BadPower(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class NumberOutOfRange(CheckError):
+class NumberOutOfRange(CheckDiagnostic):
     """`2**64`, `1e39`."""
 
     code = "A216"
@@ -271,7 +272,7 @@ class NumberOutOfRange(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class NotConstant(CheckError):
+class NotConstant(CheckDiagnostic):
     """`head_dim w` for a param `w`."""
 
     code = "A217"
@@ -289,7 +290,7 @@ class NotConstant(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class TooManyArguments(CheckError):
+class WrongArgumentCount(CheckDiagnostic):
     """`min(1)`, `causal(1)`."""
 
     code = "A221"
@@ -303,7 +304,7 @@ class TooManyArguments(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class UnknownArgument(CheckError):
+class UnknownArgument(CheckDiagnostic):
     """`window(lft = 3, right = 0)`."""
 
     code = "A222"
@@ -318,7 +319,7 @@ class UnknownArgument(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class RepeatedArgument(CheckError):
+class RepeatedArgument(CheckDiagnostic):
     """`window(1, left = 2)`."""
 
     code = "A223"
@@ -334,7 +335,7 @@ class RepeatedArgument(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class MissingArgument(CheckError):
+class MissingArgument(CheckDiagnostic):
     """`window()`."""
 
     code = "A224"
@@ -347,7 +348,7 @@ class MissingArgument(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class RecursiveDefinition(CheckError):
+class RecursiveDefinition(CheckDiagnostic):
     """A definition that needs itself."""
 
     code = "A225"
@@ -359,7 +360,7 @@ class RecursiveDefinition(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class ExpansionTooLarge(CheckError):
+class ExpansionTooLarge(CheckDiagnostic):
     """Definitions that call each other too often."""
 
     code = "A226"
@@ -371,7 +372,7 @@ class ExpansionTooLarge(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class ExpressionTooDeep(CheckError):
+class ExpressionTooDeep(CheckDiagnostic):
     """Lets and definitions that nest too deeply."""
 
     code = "A227"
@@ -385,7 +386,7 @@ class ExpressionTooDeep(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class DuplicateStatement(CheckError):
+class DuplicateStatement(CheckDiagnostic):
     """`scale 1.0` twice."""
 
     code = "A231"
@@ -400,7 +401,7 @@ class DuplicateStatement(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class UnknownType(CheckError):
+class UnknownType(CheckDiagnostic):
     """`param w : integer`."""
 
     code = "A232"
@@ -415,7 +416,7 @@ class UnknownType(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class UnknownElement(CheckError):
+class UnknownElement(CheckDiagnostic):
     """`tensor doc : int23[B, Skv]`."""
 
     code = "A233"
@@ -429,7 +430,7 @@ class UnknownElement(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class UnknownDtype(CheckError):
+class UnknownDtype(CheckDiagnostic):
     """`dtype half`."""
 
     code = "A234"
@@ -443,7 +444,7 @@ class UnknownDtype(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class HeadDimOutOfRange(CheckError):
+class HeadDimOutOfRange(CheckDiagnostic):
     """`head_dim 512`."""
 
     code = "A235"
@@ -456,7 +457,7 @@ class HeadDimOutOfRange(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class HeadsNotDivisible(CheckError):
+class HeadsNotDivisible(CheckDiagnostic):
     """`heads q = 6, kv = 4`."""
 
     code = "A236"
@@ -471,7 +472,7 @@ class HeadsNotDivisible(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class ConflictingValue(CheckError):
+class ConflictingValue(CheckDiagnostic):
     """A dtype or head dim that the block and the caller state differently."""
 
     code = "A237"
@@ -485,7 +486,7 @@ class ConflictingValue(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class ConstWithoutValue(CheckError):
+class ConstWithoutValue(CheckDiagnostic):
     """`const W : int` without -D W=…"""
 
     code = "A238"
@@ -498,7 +499,7 @@ class ConstWithoutValue(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class UnknownConst(CheckError):
+class UnknownConst(CheckDiagnostic):
     """`-D V=4` for a block without a const `V`."""
 
     code = "A239"
@@ -512,7 +513,7 @@ class UnknownConst(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class UnsupportedRange(CheckError):
+class UnsupportedRange(CheckDiagnostic):
     """`param w : int where w * w < 9`."""
 
     code = "A240"
@@ -525,7 +526,7 @@ class UnsupportedRange(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class EmptyRange(CheckError):
+class EmptyRange(CheckDiagnostic):
     """`where 4 <= w < 4`."""
 
     code = "A241"
@@ -536,7 +537,7 @@ class EmptyRange(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class OutsideRange(CheckError):
+class OutsideRange(CheckDiagnostic):
     """`param w : int = 0 where 1 <= w`."""
 
     code = "A242"
@@ -552,7 +553,7 @@ class OutsideRange(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class BadTensorSize(CheckError):
+class BadTensorSize(CheckDiagnostic):
     """`tensor t : float[B, skv]`, `float[w]` for a param `w`, `float[0]`."""
 
     code = "A243"
@@ -566,7 +567,7 @@ class BadTensorSize(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class OptionalSizeUnbound(CheckError):
+class OptionalSizeUnbound(CheckDiagnostic):
     """`tensor t : float[N?]` where nothing else says what `N` is."""
 
     code = "A244"
@@ -578,7 +579,7 @@ class OptionalSizeUnbound(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class UnknownWeights(CheckError):
+class UnknownWeights(CheckDiagnostic):
     """`weights sofmax`."""
 
     code = "A245"
@@ -592,7 +593,7 @@ class UnknownWeights(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class SigmoidWithout(CheckError):
+class SigmoidWithout(CheckDiagnostic):
     """`weights sigmoid` with `output lse` or a sink."""
 
     code = "A246"
@@ -604,7 +605,7 @@ class SigmoidWithout(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class UnknownOutput(CheckError):
+class UnknownOutput(CheckDiagnostic):
     """`output o, lsee`."""
 
     code = "A247"
@@ -618,7 +619,7 @@ class UnknownOutput(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class WithoutOutput(CheckError):
+class WithoutOutput(CheckDiagnostic):
     """`output lse`."""
 
     code = "A248"
@@ -630,7 +631,7 @@ class WithoutOutput(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class NoAttention(CheckError):
+class NoAttention(CheckDiagnostic):
     """A file of definitions only."""
 
     code = "A251"
@@ -641,7 +642,7 @@ class NoAttention(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class SeveralAttentions(CheckError):
+class SeveralAttentions(CheckDiagnostic):
     """Two blocks in one file."""
 
     code = "A252"
@@ -660,7 +661,7 @@ class SeveralAttentions(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class UnknownSetting(CheckError):
+class UnknownSetting(CheckDiagnostic):
     """`tiles q = 64, kv = 64`."""
 
     code = "A401"
@@ -674,7 +675,7 @@ class UnknownSetting(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class DuplicateSetting(CheckError):
+class DuplicateSetting(CheckDiagnostic):
     """`warps` twice in one block."""
 
     code = "A402"
@@ -689,7 +690,7 @@ class DuplicateSetting(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class DuplicateSchedule(CheckError):
+class DuplicateSchedule(CheckDiagnostic):
     """Two blocks for one target."""
 
     code = "A403"
@@ -704,7 +705,7 @@ class DuplicateSchedule(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class WrongSetting(CheckError):
+class WrongSetting(CheckDiagnostic):
     """`passes four`, `tile 64`, `loop q`."""
 
     code = "A404"
@@ -719,7 +720,7 @@ class WrongSetting(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class SettingOutOfRange(CheckError):
+class SettingOutOfRange(CheckDiagnostic):
     """`warps 64`."""
 
     code = "A405"
@@ -733,7 +734,7 @@ class SettingOutOfRange(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class SettingWithSigmoid(CheckError):
+class SettingWithSigmoid(CheckDiagnostic):
     """`passes` or `normalize` where the weights are sigmoid."""
 
     code = "A406"
@@ -751,7 +752,7 @@ class SettingWithSigmoid(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class UnreadableFile(CheckError):
+class UnreadableFile(CheckDiagnostic):
     """An import, or a main file, that cannot be read."""
 
     code = "A701"
@@ -763,7 +764,7 @@ class UnreadableFile(CheckError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class ImportCycle(CheckError):
+class ImportCycle(CheckDiagnostic):
     """Files that import each other, or a very long chain of imports."""
 
     code = "A702"

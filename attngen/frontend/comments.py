@@ -53,12 +53,12 @@ class _Attacher:
             case Attention():
                 comments = self._header(item, item.statements)
                 statements = tuple(self._line(line) for line in item.statements)
-                closing = self._closing(item)
+                closing = self._closing(item, statements)
                 return replace(item, statements=statements, comments=comments, closing=closing)
             case Schedule():
                 comments = self._header(item, item.settings)
                 settings = tuple(self._line(line) for line in item.settings)
-                closing = self._closing(item)
+                closing = self._closing(item, settings)
                 return replace(item, settings=settings, comments=comments, closing=closing)
             case _:
                 return self._line(item)
@@ -86,8 +86,12 @@ class _Attacher:
         behind = self._behind(block.span.start, limit=first)
         return Comments(above, behind, blank_before)
 
-    def _closing(self, block: Attention | Schedule) -> tuple[str, ...]:
+    def _closing(
+        self, block: Attention | Schedule, body: Sequence[Statement | Setting]
+    ) -> tuple[str, ...]:
         lines = self.lines_before(block.span.end)
+        if not body and lines[:1] == ("",):  # no empty line behind a `{`
+            lines = lines[1:]
         self.done = block.span.end
         behind = self._behind(block.span.end)
         return lines if behind is None else (*lines, behind)

@@ -91,9 +91,9 @@ def load_file(path: str | Path) -> Unit:
 def canonical_text(attention: ast.Attention, definitions: Mapping[str, ast.Definition]) -> str:
     """See `Unit.canonical_text`."""
     used = sorted(_reachable(_free_names(attention), definitions))
-    items = (attention, *(definitions[name] for name in used))
-    plain = tuple(_without_comments(item) for item in items)
-    return format_file(ast.File(plain, attention.span))
+    blocks = [definitions[name] for name in used]
+    items = (_without_comments(attention), *map(_without_comments, blocks))
+    return format_file(ast.File(items, attention.span))
 
 
 @cache
@@ -256,7 +256,8 @@ class _Linker:
 
     def link(self) -> dict[str, ast.Definition]:
         """All of them by their new names, own ones first."""
-        plain, hidden = [], []
+        plain: list[tuple[_Module, ast.Definition]] = []
+        hidden: list[tuple[_Module, ast.Definition]] = []
         for module, definition in self._found:
             seen = self._main.find(definition.name)
             is_seen = seen is not None and seen[1] is definition

@@ -240,18 +240,18 @@ _ALL: tuple[Function, ...] = (
         lambda x: (_if_less(x, _number(0.0), -1.0, 1.0),), "absolute value",
     ),
     Function(
-        "min", Signature((2, None), None, None), _fold(np.fmin), _fold(interval.minimum), 0,
+        "min", Signature((2, None), None, None), _fold(np.minimum), _fold(interval.minimum), 0,
         "ag_min",
         lambda a, b: (_if_less(b, a, 0.0, 1.0), _if_less(b, a, 1.0, 0.0)), "the smallest",
     ),
     Function(
-        "max", Signature((2, None), None, None), _fold(np.fmax), _fold(interval.maximum), 0,
+        "max", Signature((2, None), None, None), _fold(np.maximum), _fold(interval.maximum), 0,
         "ag_max",
         lambda a, b: (_if_less(a, b, 0.0, 1.0), _if_less(a, b, 1.0, 0.0)), "the largest",
     ),
     Function(
         "clamp", Signature((3, 3), None, None),
-        lambda x, low, high: np.fmin(np.fmax(x, low), high),
+        lambda x, low, high: np.minimum(np.maximum(x, low), high),
         lambda x, low, high: interval.minimum(interval.maximum(x, low), high), 0, "ag_clamp",
         lambda x, low, high: (
             Select(Compare(CompareOp.LT, x, low), Const(0.0), _if_less(high, x, 0.0, 1.0)),

@@ -60,6 +60,10 @@ class Interval:
     def is_point(self) -> bool:
         return self.low == self.high and not self.nan
 
+    @property
+    def ends(self) -> tuple[Number, Number]:
+        return self.low, self.high
+
     def within(self, low: Number, high: Number) -> bool:
         """Every value lies in [low, high]."""
         return low <= self.low and self.high <= high and not self.nan
@@ -135,13 +139,13 @@ def modulo(a: Interval, b: Interval) -> Interval:
 
 
 def minimum(a: Interval, b: Interval) -> Interval:
-    """min drops a NaN operand, so with one the result may be any value of the other."""
-    return _drop_nan(Interval(min(a.low, b.low), min(a.high, b.high)), a, b)
+    """NaN when an operand is NaN."""
+    return Interval(min(a.low, b.low), min(a.high, b.high), a.nan or b.nan)
 
 
 def maximum(a: Interval, b: Interval) -> Interval:
-    """max drops a NaN operand, so with one the result may be any value of the other."""
-    return _drop_nan(Interval(max(a.low, b.low), max(a.high, b.high)), a, b)
+    """NaN when an operand is NaN."""
+    return Interval(max(a.low, b.low), max(a.high, b.high), a.nan or b.nan)
 
 
 def rounded(a: Interval, ulps: int = 0) -> Interval:
@@ -242,9 +246,3 @@ def _round_up(x: float, ulps: int) -> float:
     if nearest != x:
         x = max(nearest, math.nextafter(x, _INF))
     return 0.0 if -_SMALLEST_NORMAL < x < 0 else x
-
-
-def _drop_nan(result: Interval, a: Interval, b: Interval) -> Interval:
-    if not (a.nan or b.nan):
-        return result
-    return Interval(min(a.low, b.low), max(a.high, b.high), a.nan and b.nan)

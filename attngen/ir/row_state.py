@@ -17,6 +17,8 @@ running pair (m, l); Dao et al., "FlashAttention", 2022, for acc.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -49,9 +51,13 @@ class RowState:
     name: str
     running_max: bool
     """Weights are relative to a running maximum, so `m` and `l` are kept."""
+    init: Mapping[str, float]
+    """The fields and their values before any key: the identity of `merge`."""
+    raise_max: Expr
+    """The maximum `m` of two, from `m_old` and `m`; NaN when one is NaN."""
     has_sink: bool
     weight: Expr
-    """Weight of one pair, from `s` and `m`; exactly 0 for `s = -inf`."""
+    """Weight of one pair, from `s` and `m`: exactly 0 for `s = -inf`, NaN for `s = inf`."""
     rescale: Expr
     """What `l` and `acc` are multiplied by when the maximum goes from `m_old` to `m`."""
     output: Expr
@@ -68,6 +74,8 @@ def _softmax() -> RowState:
     return RowState(
         name="softmax",
         running_max=True,
+        init={"m": -math.inf, "l": 0.0, "acc": 0.0},
+        raise_max=call("max", _M_OLD, _M),
         has_sink=False,
         weight=call("exp_difference", _S, _M),
         rescale=call("exp_difference", _M_OLD, _M),
@@ -85,7 +93,7 @@ def _softmax_with_sink() -> RowState:
     total = Binary(
         BinaryOp.ADD, Binary(BinaryOp.MUL, _L, share), call("exp_difference", _SINK, top)
     )
-    empty = Compare(CompareOp.EQ, total, Const(0.0))
+    empty = Compare(CompareOp.EQ, _L, Const(0.0))
     scaled = Binary(BinaryOp.DIV, Binary(BinaryOp.MUL, _ACC, share), total)
     rescaled = Binary(
         BinaryOp.MUL, _ACC, Binary(BinaryOp.DIV, Binary(BinaryOp.MUL, _L, share), total)
@@ -93,6 +101,8 @@ def _softmax_with_sink() -> RowState:
     return RowState(
         name="softmax_with_sink",
         running_max=True,
+        init={"m": -math.inf, "l": 0.0, "acc": 0.0},
+        raise_max=call("max", _M_OLD, _M),
         has_sink=True,
         weight=call("exp_difference", _S, _M),
         rescale=call("exp_difference", _M_OLD, _M),
@@ -107,8 +117,12 @@ def _sigmoid() -> RowState:
     return RowState(
         name="sigmoid",
         running_max=False,
+        init={"acc": 0.0},
+        raise_max=_M,
         has_sink=False,
-        weight=call("sigmoid", _S),
+        weight=Select(
+            Compare(CompareOp.EQ, _S, Const(math.inf)), Const(math.nan), call("sigmoid", _S)
+        ),
         rescale=Const(1.0),
         output=_ACC,
         output_of_normalized=_ACC,

@@ -5,6 +5,7 @@ No function here recurses, so depth is never a limit.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TypeVar, assert_never
@@ -105,10 +106,20 @@ def postorder(*roots: Expr) -> Iterator[Expr]:
 
 
 def fold_up(root: Expr, combine: Callable[[Expr, tuple[T, ...]], T]) -> T:
-    """`combine(node, results of its operands)`, from the leaves to the root."""
+    """`combine(node, results of its operands)`, from the leaves to the root.
+
+    A result is let go after its last use, so a fold over arrays holds few at a time.
+    """
+    order = list(postorder(root))
+    uses = Counter(id(child) for node in order for child in children(node))
     results: dict[int, T] = {}
-    for node in postorder(root):
-        results[id(node)] = combine(node, tuple(results[id(c)] for c in children(node)))
+    for node in order:
+        operands = tuple(results[id(child)] for child in children(node))
+        results[id(node)] = combine(node, operands)
+        for child in children(node):
+            uses[id(child)] -= 1
+            if not uses[id(child)]:
+                results.pop(id(child), None)
     return results[id(root)]
 
 

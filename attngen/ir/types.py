@@ -24,6 +24,9 @@ class Element:
 
     `low` and `high` bound integers; `unit` is the rounding unit u of a floating type
     (2^-8 bf16, 2^-11 fp16, 2^-24 fp32: half a unit in the last place, relative).
+    `weight_scale` is the power of two that weights (at most 1) are multiplied by before they
+    are rounded to this type, so that small ones keep their precision: fp16's smallest normal
+    number is 2^-14, and a row of 50,000 equal weights would be subnormal throughout.
     """
 
     name: str
@@ -32,9 +35,10 @@ class Element:
     low: int = 0
     high: int = 0
     unit: float = 0.0
+    weight_scale: float = 1.0
 
 
-FP16: Final = Element("fp16", ScalarType.FLOAT, 2, unit=2.0**-11)
+FP16: Final = Element("fp16", ScalarType.FLOAT, 2, unit=2.0**-11, weight_scale=2.0**15)
 BF16: Final = Element("bf16", ScalarType.FLOAT, 2, unit=2.0**-8)
 FP32: Final = Element("fp32", ScalarType.FLOAT, 4, unit=2.0**-24)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from attngen import resources
 from attngen.codegen.arguments import C_ELEMENT, ArgumentLayout, layout_arguments
-from attngen.codegen.expr import ExprPrinter
+from attngen.codegen.expr import ExprPrinter, float_literal
 from attngen.codegen.formulas import (
     Formula,
     LetFormula,
@@ -24,10 +24,10 @@ from attngen.codegen.formulas import (
 from attngen.codegen.render import render, template_digest
 from attngen.ir.attention import Attention
 from attngen.ir.digest import digest_attention
-from attngen.ir.program import Launch, Node, Program, Step, TileProgram, Workspace, walk
+from attngen.ir.program import Launch, Node, Op, Program, Step, TileProgram, Workspace, walk
 from attngen.ir.schedule import LoopOrder, Normalize, Schedule
 from attngen.kernels.base import KernelFamily, SharedArray, total_bytes
-from attngen.passes.barriers import place_barriers
+from attngen.passes.barriers import SharedUse, place_barriers
 from attngen.passes.loop_nest import build_loop_nest
 from attngen.targets.base import Target
 
@@ -38,6 +38,23 @@ LARGEST_HEAD_DIM: Final = 256
 _FLOAT: Final = 4
 _TEMPLATE: Final = "forward_simt.cu.j2"
 _TEMPLATES: Final = (_TEMPLATE, "common/attention.cu.j2", "common/device.cuh")
+
+
+_SHARED_USE: Final = SharedUse(
+    writes={
+        Op.LOAD_QUERY: frozenset({"query"}),
+        Op.LOAD_KEY: frozenset({"key"}),
+        Op.LOAD_VALUE: frozenset({"value"}),
+        Op.STORE_STATE: frozenset({"state"}),  # lane 0 writes m and l for all lanes of a row
+        Op.FINALIZE: frozenset({"state"}),
+    },
+    reads={
+        Op.SCORES: frozenset({"query", "key"}),
+        Op.ACCUMULATE: frozenset({"value"}),
+        Op.LOAD_STATE: frozenset({"state"}),
+    },
+)
+"""What all threads of a block share.  `p` is not here: it stays within a warp."""
 
 
 @final
@@ -55,6 +72,7 @@ class Context:
     source_lines: tuple[str, ...]
     device: str
     element: str
+    weight_scale: str
     tile_q: int
     tile_kv: int
     head_dim_qk: int
@@ -73,6 +91,7 @@ class Context:
     running_max: bool
     normalized: bool
     rescales: bool
+    raise_max: str
     rescale: str
     weight: str
     output: str
@@ -155,7 +174,7 @@ class ForwardSimt:
         return tuple(arrays)
 
     def lower(self, attention: Attention, schedule: Schedule) -> Program:
-        body = place_barriers(build_loop_nest(attention.row_state, schedule))
+        body = place_barriers(build_loop_nest(attention.row_state, schedule), _SHARED_USE)
         rows: tuple[str | int, ...] = ("B", "Hq", "rows")
         state = (
             Workspace("state_m", rows),
@@ -199,6 +218,7 @@ class ForwardSimt:
             source_lines=tuple(attention.source.splitlines()),
             device=resources.template_source("common/device.cuh"),
             element=C_ELEMENT[attention.dtype.name],
+            weight_scale=float_literal(attention.dtype.weight_scale),
             tile_q=launch.tiles.tile_q,
             tile_kv=launch.tiles.tile_kv,
             head_dim_qk=qk,
@@ -219,6 +239,7 @@ class ForwardSimt:
             running_max=state.running_max,
             normalized=normalized,
             rescales="rescale_sum" in ops or "rescale_acc" in ops,
+            raise_max=printer.print_row_formula(state.raise_max, {"m_old": "m_old", "m": "m"}),
             rescale=printer.print_row_formula(state.rescale, per_thread),
             weight=printer.print_row_formula(state.weight, per_thread),
             output=printer.print_row_formula(output, per_thread),

@@ -13,26 +13,13 @@ hazard across iterations is seen.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, final
+from typing import final
 
 from attngen.ir.program import Loop, Node, Op, Step
 
-__all__ = ["place_barriers"]
-
-_WRITES: Final = {
-    Op.LOAD_QUERY: "query",
-    Op.LOAD_KEY: "key",
-    Op.LOAD_VALUE: "value",
-    Op.STORE_STATE: "state",
-    Op.FINALIZE: "state",
-}
-_READS: Final = {
-    Op.SCORES: frozenset({"query", "key"}),
-    Op.ACCUMULATE: frozenset({"value"}),
-    Op.LOAD_STATE: frozenset({"state"}),
-}
-
+__all__ = ["SharedUse", "place_barriers"]
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -43,21 +30,32 @@ class _Pending:
     read: frozenset[str] = frozenset()
 
 
-def place_barriers(body: tuple[Node, ...]) -> tuple[Node, ...]:
-    """The same loop nest with the barriers it needs, for tiles that a whole block shares."""
-    placed, _ = _place(body, _Pending())
+@final
+@dataclass(frozen=True, slots=True)
+class SharedUse:
+    """What the threads of a block share, by name: who writes it and who reads it."""
+
+    writes: Mapping[Op, frozenset[str]]
+    reads: Mapping[Op, frozenset[str]]
+
+
+def place_barriers(body: tuple[Node, ...], use: SharedUse) -> tuple[Node, ...]:
+    """The same loop nest with the barriers that a family's sharing needs."""
+    placed, _ = _place(body, _Pending(), use)
     return placed
 
 
-def _place(nodes: tuple[Node, ...], pending: _Pending) -> tuple[tuple[Node, ...], _Pending]:
+def _place(
+    nodes: tuple[Node, ...], pending: _Pending, use: SharedUse
+) -> tuple[tuple[Node, ...], _Pending]:
     placed: list[Node] = []
     for node in nodes:
         if isinstance(node, Loop):
-            loop, pending = _place_in_loop(node, pending)
+            loop, pending = _place_in_loop(node, pending, use)
             placed.append(loop)
             continue
-        written = frozenset({_WRITES[node.op]}) if node.op in _WRITES else frozenset()
-        read = _READS.get(node.op, frozenset())
+        written = use.writes.get(node.op, frozenset())
+        read = use.reads.get(node.op, frozenset())
         if read & pending.written or written & pending.read:
             placed.append(Step(Op.BARRIER))
             pending = _Pending()
@@ -66,14 +64,14 @@ def _place(nodes: tuple[Node, ...], pending: _Pending) -> tuple[tuple[Node, ...]
     return tuple(placed), pending
 
 
-def _place_in_loop(loop: Loop, pending: _Pending) -> tuple[Loop, _Pending]:
+def _place_in_loop(loop: Loop, pending: _Pending, use: SharedUse) -> tuple[Loop, _Pending]:
     """Barriers that hold for the first iteration and for every later one."""
     if loop.parallel:
-        body, after = _place(loop.body, _Pending())
+        body, after = _place(loop.body, _Pending(), use)
         return Loop(loop.axis, True, body), after
-    _, after_first = _place(loop.body, pending)
+    _, after_first = _place(loop.body, pending, use)
     merged = _Pending(pending.written | after_first.written, pending.read | after_first.read)
-    body, after = _place(loop.body, merged)
+    body, after = _place(loop.body, merged, use)
     # A loop may run no iteration at all, so what was pending before it still may be after it.
     after = _Pending(after.written | pending.written, after.read | pending.read)
     return Loop(loop.axis, False, body), after

@@ -6,7 +6,7 @@
           parallel q
             load_query  init_state
             kv
-              load_key  load_value  scores
+              load_key  load_value  scores  mask
               raise_max  rescale_sum  rescale_acc  weights  add_sum  accumulate
             finalize
 
@@ -16,7 +16,7 @@
           q   init_state  store_state
           kv
             load_key  load_value
-            q   load_query  load_state  scores  raise_max … accumulate  store_state
+            q   load_query  load_state  scores  mask  raise_max … accumulate  store_state
           q   load_state  finalize
 
 Sources: safe softmax and the online normalizer, Milakov and Gimelshein 2018; loop order
@@ -52,12 +52,12 @@ def build_loop_nest(state: RowState, schedule: Schedule) -> tuple[Node, ...]:
 
 def key_sweeps(state: RowState, schedule: Schedule) -> tuple[tuple[Op, ...], ...]:
     """The steps for one key tile, once per walk over the keys."""
-    scores = (Op.LOAD_KEY, Op.SCORES)
+    scores = (Op.LOAD_KEY, Op.SCORES, Op.MASK)
     if not state.running_max:
-        return ((Op.LOAD_KEY, Op.LOAD_VALUE, Op.SCORES, Op.WEIGHTS, Op.ACCUMULATE),)
+        return ((Op.LOAD_KEY, Op.LOAD_VALUE, Op.SCORES, Op.MASK, Op.WEIGHTS, Op.ACCUMULATE),)
     every_tile = schedule.normalize is Normalize.EVERY_TILE
     values = (
-        Op.LOAD_KEY, Op.LOAD_VALUE, Op.SCORES, Op.WEIGHTS,
+        Op.LOAD_KEY, Op.LOAD_VALUE, Op.SCORES, Op.MASK, Op.WEIGHTS,
         *((Op.NORMALIZE_WEIGHTS,) if every_tile else ()),
         Op.ACCUMULATE,
     )  # fmt: skip
@@ -68,7 +68,7 @@ def key_sweeps(state: RowState, schedule: Schedule) -> tuple[tuple[Op, ...], ...
             return ((*scores, Op.RAISE_MAX, Op.RESCALE_SUM, Op.WEIGHTS, Op.ADD_SUM), values)
         case Passes.FUSED:
             return ((
-                Op.LOAD_KEY, Op.LOAD_VALUE, Op.SCORES,
+                Op.LOAD_KEY, Op.LOAD_VALUE, Op.SCORES, Op.MASK,
                 *((Op.DENORMALIZE_ACC,) if every_tile else ()),
                 Op.RAISE_MAX, Op.RESCALE_SUM, Op.RESCALE_ACC,
                 Op.WEIGHTS, Op.ADD_SUM, Op.ACCUMULATE,

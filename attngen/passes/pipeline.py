@@ -14,13 +14,14 @@ from attngen.diagnostics.internal import require_valid
 from attngen.ir.attention import Attention
 from attngen.ir.verify import verify_attention
 from attngen.passes.fold_constants import fold_constants
+from attngen.passes.name_shared import name_shared
 
 __all__ = ["PASSES", "Observer", "Pass", "run_passes"]
 
 Pass: TypeAlias = Callable[[Attention], Attention]
 Observer: TypeAlias = Callable[[str, Attention, Attention], None]
 
-PASSES: Final[tuple[Pass, ...]] = (fold_constants,)
+PASSES: Final[tuple[Pass, ...]] = (fold_constants, name_shared)
 
 
 def run_passes(attention: Attention, observe: Observer | None = None) -> Attention:

@@ -108,10 +108,11 @@ def _check_dims(
             case _:
                 continue
         for size, expr in pairs:
-            declared = int(evaluate(expr, scope).data)
+            value = evaluate(expr, scope)
+            declared = int(_of_type("size", size, value, "int", expr.span).data)
             if declared != sizes[size]:
-                expected = str(declared)
-                raise AttnError(WrongValue(expr.span, "size", size, str(sizes[size]), expected))
+                has, expected = str(sizes[size]), str(declared)
+                raise AttnError(WrongValue(expr.span, "size", size, has, expected))
 
 
 # ---- consts and params -------------------------------------------------------------------

@@ -23,7 +23,7 @@ def closest(name: str, known: Iterable[str]) -> str | None:
 @final
 @dataclass(frozen=True, slots=True)
 class MissingArgument(Diagnostic):
-    """`kind` is tensor, param or const."""
+    """A tensor, param or const without a value."""
 
     code = "A650"
     title = "{kind} `{name}` was not given"
@@ -35,6 +35,8 @@ class MissingArgument(Diagnostic):
 @final
 @dataclass(frozen=True, slots=True)
 class SurplusArgument(Diagnostic):
+    """A tensor, param or const that the block does not declare."""
+
     code = "A651"
     title = "attention `{attention}` has no {kind} `{name}`"
     hint = "did you mean `{closest}`?"
@@ -47,6 +49,8 @@ class SurplusArgument(Diagnostic):
 @final
 @dataclass(frozen=True, slots=True)
 class WrongShape(Diagnostic):
+    """q, k, v or a captured tensor; `expected` is written as the block writes it."""
+
     code = "A652"
     title = "`{name}` has shape {shape}, but {expected} was expected"
     label = "declared here"
@@ -58,6 +62,8 @@ class WrongShape(Diagnostic):
 @final
 @dataclass(frozen=True, slots=True)
 class WrongElement(Diagnostic):
+    """A captured tensor of another kind: integers for floats, numbers for truth values."""
+
     code = "A653"
     title = "`{name}` holds {element} elements, but was declared as {declared}"
     label = "declared here"
@@ -69,6 +75,8 @@ class WrongElement(Diagnostic):
 @final
 @dataclass(frozen=True, slots=True)
 class WrongValue(Diagnostic):
+    """A number of the wrong type, or outside of its range."""
+
     code = "A654"
     title = "{kind} `{name}` cannot be {value}"
     label = "it must be {expected}"
@@ -81,6 +89,8 @@ class WrongValue(Diagnostic):
 @final
 @dataclass(frozen=True, slots=True)
 class WrongHeads(Diagnostic):
+    """Query heads that cannot be shared out evenly."""
+
     code = "A655"
     title = "{query_heads} query heads cannot share {key_heads} key/value heads evenly"
     hint = "the number of query heads must be a multiple of the number of key/value heads"
@@ -91,7 +101,7 @@ class WrongHeads(Diagnostic):
 @final
 @dataclass(frozen=True, slots=True)
 class IndexOutside(Diagnostic):
-    """`place` says for which pair, `axis` counts from 0."""
+    """A read outside of a captured tensor, at a pair that needs it."""
 
     code = "A656"
     title = "index {index} is outside dimension {axis} of tensor `{tensor}`, which has size {size}"
@@ -106,6 +116,8 @@ class IndexOutside(Diagnostic):
 @final
 @dataclass(frozen=True, slots=True)
 class IntegerOverflow(Diagnostic):
+    """Integers are mathematical, and end at 64 bits."""
+
     code = "A657"
     title = "an integer does not fit into 64 bits"
     label = "computed here for {place}"
@@ -115,6 +127,8 @@ class IntegerOverflow(Diagnostic):
 @final
 @dataclass(frozen=True, slots=True)
 class LengthOutside(Diagnostic):
+    """`length kv = kl[b]` with more keys than the buffer has."""
+
     code = "A658"
     title = "the length of sequence {sequence} is {length}, but its buffer holds {size} {what}"
     label = "computed here"

@@ -24,7 +24,7 @@ from attngen.diagnostics.diagnostic import AttnError
 from attngen.frontend import ast
 from attngen.reference import values
 from attngen.reference.arguments import Problem, Scalar, bind_problem, element_name
-from attngen.reference.errors import LengthOutside, Meaningless
+from attngen.reference.errors import LengthOutside, Meaningless, WrongValue
 from attngen.reference.evaluate import Promise, Scope, evaluate
 from attngen.reference.values import Array, Value
 
@@ -155,9 +155,15 @@ def _selection(
 
 
 def _rounding_unit(problem: Problem, dtype: str | None, of_q: np.dtype[Any]) -> float:
-    declared = [s.dtype for s in problem.statements(ast.Dtype)]
-    name = dtype or (declared[0] if declared else element_name(of_q))
-    return ROUNDING_UNIT["fp32" if name in ("fp64", "float") else name]
+    """u of the dtype that was asked for, else of the declared one, else of that of q."""
+    declared = problem.statements(ast.Dtype)
+    name = dtype or (declared[0].dtype if declared else None)
+    if name is None:
+        return ROUNDING_UNIT.get(element_name(of_q), ROUNDING_UNIT["fp32"])
+    if name not in ROUNDING_UNIT:
+        span = declared[0].span if declared and not dtype else None
+        raise AttnError(WrongValue(span, "statement", "dtype", name, "bf16, fp16 or fp32"))
+    return ROUNDING_UNIT[name]
 
 
 @final

@@ -177,8 +177,8 @@ def modulo(a: Value, b: Value) -> Value:
 
 
 def power(a: Value, b: Value, span: Span | None = None) -> Value:
-    """`a ** b`: an integer for integers, as long as no exponent is negative."""
-    if a.kind == b.kind == "int" and np.all(b.data >= 0):
+    """`a ** b`: an integer where `b` is one number for all pairs and not negative, else a float."""
+    if a.kind == b.kind == "int" and np.ndim(b.data) == 0 and b.data >= 0:
         return _exact(_integer_power, a, b, span)
     result = np.power(to_float(a).data, to_float(b).data)
     slope = None
@@ -230,7 +230,7 @@ def _largest(a: Array) -> int:
 def _exact(f: Callable[[int, int], int], a: Value, b: Value, span: Span | None) -> Value:
     """`f` in integers of any length, then checked against 64 bits."""
     exact = np.frompyfunc(f, 2, 1)
-    whole = np.asarray(exact(np.asarray(a.data, object), np.asarray(b.data, object)))
+    whole = np.asarray(exact(np.asarray(a.data).astype(object), np.asarray(b.data).astype(object)))
     outside = np.asarray((whole < _LOWEST) | (whole > _HIGHEST), np.bool_)
     result = np.where(outside, 0, whole).astype(np.int64)
     return Value(result, None, {**join_faults((a, b)), **overflow(span, outside)})

@@ -10,6 +10,7 @@ struct alignas(2) ag_fp16 { ag_u16 bits; };   // IEEE binary16
 struct alignas(2) ag_bf16 { ag_u16 bits; };   // the upper half of a binary32
 
 #define AG_DEVICE __device__ __forceinline__
+#define AG_NOINLINE __device__ __noinline__
 #define AG_KERNEL(threads, name, Args) \
     extern "C" __global__ void __launch_bounds__(threads, 1) name(const __grid_constant__ Args args)
 #define AG_SHARED_MEMORY(name) extern __shared__ __align__(1024) unsigned char name[]
@@ -70,13 +71,13 @@ AG_DEVICE float ag_floor(float x) { return floorf(x); }
 
 // ---- arithmetic that the language defines, the same on both machines ---------------------
 
-// min, max and abs; a NaN operand of a float min or max is dropped.
+// min, max and abs; NaN when a float operand is NaN.
 AG_DEVICE int ag_min(int a, int b) { return a < b ? a : b; }
 AG_DEVICE int ag_max(int a, int b) { return a > b ? a : b; }
 AG_DEVICE ag_i64 ag_min(ag_i64 a, ag_i64 b) { return a < b ? a : b; }
 AG_DEVICE ag_i64 ag_max(ag_i64 a, ag_i64 b) { return a > b ? a : b; }
-AG_DEVICE float ag_min(float a, float b) { return a < b || b != b ? a : b; }
-AG_DEVICE float ag_max(float a, float b) { return a > b || b != b ? a : b; }
+AG_DEVICE float ag_min(float a, float b) { return a < b || a != a ? a : b; }
+AG_DEVICE float ag_max(float a, float b) { return a > b || a != a ? a : b; }
 AG_DEVICE int ag_abs(int a) { return a < 0 ? -a : a; }
 AG_DEVICE ag_i64 ag_abs(ag_i64 a) { return a < 0 ? -a : a; }
 AG_DEVICE float ag_abs(float a) { return a < 0.0f || a == 0.0f ? 0.0f - a : a; }

@@ -1,7 +1,7 @@
 """Read the conformance cases: one `Case` for every numeric case and variant.
 
-    for case in numeric_cases():          # light: no arrays yet
-        inputs = case.inputs()            # q, k, v in the case's dtype, and its auxiliary arrays
+for case in numeric_cases():          # light: no arrays yet
+    inputs = case.inputs()            # q, k, v in the case's dtype, and its auxiliary arrays
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ class Tolerance:
     relative: float
 
     def accepts(self, found: Any, right: Any) -> np.ndarray:
-        found, right = np.asarray(found, np.float64), np.asarray(right, np.float64)
+        """Where `found` is near enough, or the same infinity, or NaN where the answer is."""
+        found, right = (np.asarray(x).astype(np.float64) for x in (found, right))
         with np.errstate(invalid="ignore"):
             near = np.abs(found - right) <= self.absolute + self.relative * np.abs(right)
-        return near | (found == right) | (np.isnan(found) & np.isnan(right))
+        return np.asarray(near | (found == right) | (np.isnan(found) & np.isnan(right)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +22,9 @@ class Answer:
     visible: np.ndarray
 
 
-def has_bug(case: Case) -> bool:
-    """Whether the case also says what the usual bug computes."""
-    return "bug_mask_np" in case.record or "bug_score_np" in case.record
+def has_bug(record: Mapping[str, Any]) -> bool:
+    """Whether a case also says what the usual bug computes."""
+    return "bug_mask_np" in record or "bug_score_np" in record
 
 
 def expected(case: Case, inputs: Inputs, *, bug: bool = False) -> Answer:
@@ -68,10 +69,10 @@ def expected(case: Case, inputs: Inputs, *, bug: bool = False) -> Answer:
 
 def _combine(weight: np.ndarray, visible: np.ndarray, v: np.ndarray) -> np.ndarray:
     if np.isfinite(v).all():
-        return np.einsum("bhij,bhjd->bhid", weight, v)
+        return np.asarray(np.einsum("bhij,bhjd->bhid", weight, v))
     with np.errstate(all="ignore"):
         products = weight[..., None] * v[:, :, None]
-    return np.where(visible[..., None], products, 0.0).sum(axis=3)
+    return np.asarray(np.where(visible[..., None], products, 0.0).sum(axis=3))
 
 
 def _is_float(x: Any) -> bool:

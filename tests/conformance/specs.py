@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from textwrap import indent
-from typing import Any
 
 import numpy as np
 
@@ -270,7 +269,7 @@ VARIATIONS: Mapping[str, tuple[Spec, ...]] = {
             mask kv <= q
             """,
             params={"cap": "cap"},
-            definitions="define softcap(x : float, limit : float) : float = limit * tanh(x / limit)",
+            definitions="define softcap(x : float, c : float) : float = c * tanh(x / c)",
         ),
     ),
     "O16": (

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from attngen.cpu.run import MemoryRange, Mode, RunReport, run_on_cpu
+from attngen.cpu.run import MemoryRange, Mode, RunReport, copy_apart, run_on_cpu
 from attngen.resources import template_source
 
 KERNELS = Path(__file__).with_name("kernels")
@@ -46,6 +46,11 @@ class Case:
     tolerance: float = 0.0
 
     report: RunReport | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        for name, value in self.arguments.items():
+            if isinstance(value, np.ndarray):
+                self.arguments[name] = copy_apart(value)
 
     def run(self, library: Path, **options: Any) -> None:
         """Launch it and compare every output; options are those of `run_on_cpu`."""

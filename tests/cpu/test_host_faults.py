@@ -271,7 +271,7 @@ PLANTED = [
         "a barrier that one warp leaves out",
         "diffuse",
         "ag_sync();  // read",
-        "if (i < 64) ag_sync();",
+        "if (i < 64) ag_sync();  // read",
         {Fault.DIVERGENT_BARRIER, Fault.ENDED_LANE, *RACE},
     ),
     Planted(
@@ -336,12 +336,12 @@ def test_planted_fault_is_found(planted: Planted, mode: Mode, build: Build) -> N
 
 
 def test_the_message_names_place_thread_and_access(build: Build) -> None:
-    body = body_of("diffuse").replace("ag_sync();  // read by the neighbours", "")
-    found = fault_of(CASES["diffuse"](), build("diffuse", body), mode=Mode.RING, workers=1)
-    line = kernel_text("diffuse", body).splitlines().index("        cells[i] = mean;") + 1
+    body = body_of("rotate").replace("ag_sync_warp();  // all have read", "")
+    found = fault_of(CASES["rotate"](), build("rotate", body), mode=Mode.EAGER)
+    line = kernel_text("rotate", body).splitlines().index("        mine[lane] = next;") + 1
     assert found.text == (
-        f"kernel.cu:{line}: thread 1 of block 0 writes element 1 of the shared array at byte 0, "
-        "which thread 0 read with no ag_sync_warp or ag_sync between"
+        f"kernel.cu:{line}: thread 0 of block 0 writes element 0 of the shared array at byte 0, "
+        "which thread 31 read with no ag_sync_warp or ag_sync between"
     )
     assert found.message().endswith("is at fault: a race in shared memory")
 

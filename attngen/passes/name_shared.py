@@ -1,0 +1,52 @@
+"""Give a name to every subexpression that is used more than once.
+
+    softcap(s + bias) used twice   →   let shared_1 = s + bias, and two uses of it
+
+Text would otherwise double with every level of sharing, and so would the time to compile it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from attngen.ir.attention import Attention
+from attngen.ir.expr import Const, Expr, Let, Symbol
+from attngen.ir.traverse import children, postorder, rebuild
+
+__all__ = ["name_shared"]
+
+
+def name_shared(attention: Attention) -> Attention:
+    """The variant with a let around each shared node; the same object when there is none."""
+    roots = attention.expressions()
+    nodes = list(postorder(*roots))
+    uses = Counter(id(child) for node in nodes for child in children(node))
+    taken = {node.name for node in nodes if isinstance(node, Let)}
+    under_let = {id(node.value) for node in nodes if isinstance(node, Let)}
+    new: dict[int, Expr] = {}
+    count = 0
+    for node in nodes:
+        built = rebuild(node, tuple(new[id(child)] for child in children(node)))
+        is_leaf = isinstance(node, Const | Symbol | Let)
+        if uses[id(node)] > 1 and not is_leaf and id(node) not in under_let:
+            count += 1
+            while f"shared_{count}" in taken:
+                count += 1
+            built = Let(f"shared_{count}", built, node.span)
+        new[id(node)] = built
+    if all(new[id(root)] is root for root in roots):
+        return attention
+
+    def renamed(e: Expr | None) -> Expr | None:
+        return None if e is None else new[id(e)]
+
+    return replace(
+        attention,
+        scale=new[id(attention.scale)],
+        scores=tuple(new[id(e)] for e in attention.scores),
+        mask=renamed(attention.mask),
+        sink=renamed(attention.sink),
+        length_q=renamed(attention.length_q),
+        length_kv=renamed(attention.length_kv),
+    )

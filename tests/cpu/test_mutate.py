@@ -1,0 +1,156 @@
+"""Mutants: which are made of a text, and that a check's verdict on each is told apart."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from host_kernels import CASES, attention_case, kernel_text, reduce_case
+
+from attngen.cpu.build import CppCompiler
+from attngen.cpu.mutate import MARKER, Mutant, MutantKind, Verdict, main, mutants, run_mutants
+from attngen.cpu.run import Mode
+
+TEXT = f"""
+AG_DEVICE int before(int i) {{ return i < 7 ? 1 : 2; }}
+{MARKER} ----
+constexpr int kTile = 0x1f;
+constexpr int kPad = 1;  // free: only the banks of shared memory see it
+#pragma unroll 4
+#line 9 "x.attn"
+/* if (a < 3) ag_sync(); */
+template <class T> AG_DEVICE T f(T x) {{
+    ag_shared<T> a(buffer, 16, kTile);
+    if (x >= 2u && x != 1.5f) ag_sync();
+    float y = ag_from_float<T>(g(x, 1e-3f)) >> 3;
+    return ag_max(y, ag_shuffle_xor(h(y, 4), kTile / 2)) + '3' + "a < 5"[0];
+}}
+"""
+
+
+def changes(kind: MutantKind) -> list[tuple[str, str]]:
+    return [(m.before, m.after) for m in mutants(TEXT) if m.kind is kind]
+
+
+def test_barriers_are_deleted() -> None:
+    assert changes(MutantKind.BARRIER) == [("ag_sync()", "")]
+
+
+def test_shuffles_become_their_argument() -> None:
+    assert changes(MutantKind.SHUFFLE) == [("ag_shuffle_xor(h(y, 4), kTile / 2)", "(h(y, 4))")]
+
+
+def test_integers_move_by_one() -> None:
+    expected = [("0x1f", "0x20"), ("16", "17"), ("2u", "3u"), ("3", "4"), ("4", "5"), ("2", "3")]
+    assert changes(MutantKind.LITERAL) == expected
+
+
+def test_comparisons_change_but_template_brackets_do_not() -> None:
+    assert changes(MutantKind.COMPARISON) == [(">=", ">"), ("!=", "==")]
+
+
+def test_a_mutant_is_one_change_at_the_place_it_says() -> None:
+    for mutant in mutants(TEXT):
+        line = TEXT.splitlines()[mutant.line - 1]
+        assert line[mutant.column - 1 :].startswith(mutant.before)
+        assert line.strip() == mutant.source
+        assert len(mutant.text) == len(TEXT) - len(mutant.before) + len(mutant.after)
+        assert mutant.text.count("\n") == TEXT.count("\n")
+
+
+def test_without_a_marker_the_whole_text_is_changed() -> None:
+    assert [m.before for m in mutants("int f() { return 3; }")] == ["3"]
+
+
+# ---- running them -----------------------------------------------------------------------------
+
+
+def check_reduce(library: Path) -> None:
+    case = reduce_case()
+    case.run(library, mode=Mode.EAGER, workers=1)
+
+
+def check_attention(library: Path) -> None:
+    case = attention_case(2, 70, 100)
+    for mode in (Mode.RING, Mode.EAGER_LAST):
+        case.run(library, mode=mode, workers=1)
+
+
+def check_strangely(library: Path) -> None:
+    """A check that behaves as wrong kernels do: by what the library's kernel computes."""
+    case = reduce_case(blocks=1)
+    case.launch(library, check=False)
+    answer = int(np.asarray(case.arguments["out"])[0])
+    if answer == 1:
+        time.sleep(60)
+    if answer == 2:
+        os.abort()
+    if answer == 3:
+        raise AssertionError("three")
+
+
+def returning(value: str) -> str:
+    return kernel_text("reduce").replace("ag_block(), total)", f"ag_block(), {value})")
+
+
+def by_hand(text: str) -> Mutant:
+    return Mutant(MutantKind.LITERAL, 1, 1, "", "", "", text)
+
+
+def test_verdicts(compiler: CppCompiler) -> None:
+    texts = ["1.0f", "2.0f", "3.0f", "4.0f", "0.0f + 0.0f", "oops"]
+    outcomes = run_mutants(
+        returning("0.0f"),
+        [by_hand(returning(value)) for value in texts],
+        check_strangely,
+        limit_s=2.0,
+        jobs=2,
+        compiler=compiler,
+    )
+    assert [(o.verdict, o.how.split(":")[0]) for o in outcomes[:5]] == [
+        (Verdict.KILLED, "hangs"),
+        (Verdict.KILLED, "crashes"),
+        (Verdict.KILLED, "AssertionError"),
+        (Verdict.SURVIVED, "the check passes"),
+        (Verdict.EQUIVALENT, "the same machine code"),
+    ]
+    assert outcomes[1].how == "crashes: SIGABRT"
+    assert outcomes[5].verdict is Verdict.UNBUILDABLE
+    assert "oops" in outcomes[5].how
+
+
+def test_a_check_that_the_kernel_fails_is_no_check(compiler: CppCompiler) -> None:
+    with pytest.raises(ValueError, match="does not pass the check: AssertionError: three"):
+        run_mutants(returning("3.0f"), [], check_strangely, compiler=compiler)
+
+
+@pytest.mark.parametrize(
+    ("name", "check", "may_survive"),
+    [
+        ("reduce", check_reduce, set()),
+        ("attention", check_attention, set()),
+    ],
+)
+def test_mutants_of_a_kernel_are_noticed(
+    name: str, check: Callable[[Path], None], may_survive: set[str], compiler: CppCompiler
+) -> None:
+    assert name in CASES
+    text = kernel_text(name)
+    outcomes = run_mutants(text, mutants(text), check, limit_s=20.0, compiler=compiler)
+    survivors = {o.mutant.description for o in outcomes if o.verdict is Verdict.SURVIVED}
+    assert survivors == may_survive
+    killed = [o for o in outcomes if o.verdict is Verdict.KILLED]
+    assert len(killed) > 0.9 * len(outcomes)
+
+
+def test_command_line_lists(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "kernel.cu"
+    path.write_text(TEXT)
+    assert main([str(path), "--kind", "barrier"]) == 0
+    assert capsys.readouterr().out == (
+        "barrier    11:31: no `ag_sync()` in `if (x >= 2u && x != 1.5f) ag_sync();`\n"
+    )

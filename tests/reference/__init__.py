@@ -1,0 +1,1 @@
+"""The float64 oracle: expressions, arguments, rows, and its error bound."""
