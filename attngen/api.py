@@ -1,7 +1,7 @@
 """What users import: `compile`, `compile_text` and the `Kernel` they give.
 
-    kernel = attngen.compile("gemma2_local.attn")
-    o, lse = kernel(q, k, v, doc=doc, cap=50.0, return_lse=True)
+kernel = attngen.compile("gemma2_local.attn")
+o, lse = kernel(q, k, v, doc=doc, cap=50.0, return_lse=True)
 """
 
 from __future__ import annotations
@@ -18,16 +18,23 @@ import numpy as np
 from attngen import options, targets
 from attngen.analysis.ranges import compile_time_ranges, exceeding_int64
 from attngen.backend.device import (
-    ArrayView, Device, allocate, current_stream, find_common_device, view,
+    ArrayView,
+    Device,
+    allocate,
+    current_stream,
+    find_common_device,
+    view,
 )
 from attngen.binding import Binding, bind, split_arguments
 from attngen.binding_errors import ReservedArgument, ShapeMismatch
-from attngen.compiler import Rendered, render_program
+from attngen.compiler import Rendered, plan_for_numpy, render_program
 from attngen.diagnostics.diagnostic import AttnError
 from attngen.engines.outputs import Outputs, workspace_shape
 from attngen.frontend.check import Checked, check
 from attngen.frontend.load import Unit, load_file, load_text
+from attngen.frontend.schedule_text import override_schedule
 from attngen.ir.attention import Attention
+from attngen.ir.program import Program
 from attngen.ir.semantics import evaluate
 from attngen.ir.types import FLOATING, Element
 from attngen.partial import PartialState
@@ -43,7 +50,7 @@ _DEFAULT_CPU_TARGET = "sm_80"
 """The text that the CPU run executes is the one for this target, unless another is asked for."""
 
 
-def compile(  # noqa: A001 - the word users expect
+def compile(
     path: str | Path,
     *,
     consts: Mapping[str, bool | int | float] | None = None,
@@ -89,14 +96,18 @@ class _Key:
 
     dtype: str
     head_dims: tuple[int, int]
-    target: str
+    target: str | None
 
 
 @dataclass(slots=True)
 class _Compiled:
-    """One specialisation: its text, and what was made of it so far."""
+    """One specialisation: its program and text, and what was made of them so far.
 
-    rendered: Rendered
+    There is no text for the NumPy executor.
+    """
+
+    program: Program
+    rendered: Rendered | None = None
     module: Any = None
     library: Path | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -122,7 +133,7 @@ class Kernel:
     ) -> None:
         dims = (head_dim, head_dim) if isinstance(head_dim, int) else head_dim
         if schedule is not None:
-            unit = unit.with_schedule(schedule)
+            unit = override_schedule(unit, schedule)
         self.unit = unit
         self.checked: Checked = check(unit, consts=consts, dtype=dtype, head_dim=dims)
         self._arch = None if arch is None else targets.get(arch)
@@ -176,7 +187,7 @@ class Kernel:
         arrays = self._allocate_outputs(wanted, binding, q, out, layout)
         views = {name: view(array, name, is_output=True) for name, array in arrays.items()}
         views["o"] = _in_bhsd(views["o"], layout)
-        state = self._workspaces(compiled.rendered, binding, q)
+        state = self._workspaces(compiled.program, binding, q)
         self._run(compiled, binding, Outputs(**views, **state.views), device, like=q)
         results = tuple(arrays[name] for name in wanted)
         return results[0] if len(results) == 1 else results
@@ -202,9 +213,7 @@ class Kernel:
                             left out, the arrays hold everything and the range is cut out.
         """
         tensors, params = split_arguments(self.attention, named)
-        binding, device = self._bind(
-            q, k, v, tensors, params, layout, q_range, kv_range, (Sq, Skv)
-        )
+        binding, device = self._bind(q, k, v, tensors, params, layout, q_range, kv_range, (Sq, Skv))
         compiled = self._specialise(binding.dtype, _head_dims(binding), device)
         rows = binding.sizes["B"], binding.sizes["Hq"], binding.rows[1] - binding.rows[0]
         state = _State.allocate(rows, binding.sizes["Dv"], q)
@@ -230,10 +239,8 @@ class Kernel:
         for index in devices:
             device = Device("cuda", index)
             compiled = self._specialise(element, dims, device)
-            launch = compiled.rendered.launch
-            self._module(compiled).prepare(
-                launch.kernel, device, shared_bytes=launch.shared_bytes
-            )
+            launch = compiled.program.launches[0]
+            self._module(compiled).prepare(launch.kernel, device, shared_bytes=launch.shared_bytes)
 
     def render(
         self,
@@ -267,7 +274,9 @@ class Kernel:
         device = find_common_device({**operands, **captured})
         binding = bind(
             self.attention,
-            *(_in_bhsd(x, layout) for x in operands.values()),
+            _in_bhsd(operands["q"], layout),
+            _in_bhsd(operands["k"], layout),
+            _in_bhsd(operands["v"], layout),
             captured,
             params,
             q_range=q_range,
@@ -287,7 +296,12 @@ class Kernel:
         return (*outputs, "lse")
 
     def _allocate_outputs(
-        self, wanted: tuple[str, ...], binding: Binding, like: Array, out: Array | None, layout: Layout
+        self,
+        wanted: tuple[str, ...],
+        binding: Binding,
+        like: Array,
+        out: Array | None,
+        layout: Layout,
     ) -> dict[str, Array]:
         B, Hq, rows, Dv = (*(binding.sizes[n] for n in ("B", "Hq", "Sq")), binding.sizes["Dv"])
         shape = (B, Hq, rows, Dv) if layout == "bhsd" else (B, rows, Hq, Dv)
@@ -299,42 +313,54 @@ class Kernel:
                 arrays[name] = allocate((B, Hq, rows), "fp32", like)
         return arrays
 
-    def _workspaces(self, rendered: Rendered, binding: Binding, like: Array) -> _State:
+    def _workspaces(self, program: Program, binding: Binding, like: Array) -> _State:
         arrays = {
             w.name.removeprefix("state_"): allocate(workspace_shape(w, binding), "fp32", like)
-            for w in rendered.launch.workspaces
+            for w in program.launches[0].workspaces
         }
         return _State(**arrays)
 
     def _specialise(self, dtype: Element, dims: tuple[int, int], device: Device) -> _Compiled:
         target = self._target(device)
-        key = _Key(dtype.name, dims, target.name)
+        key = _Key(dtype.name, dims, target and target.name)
         found = self._compiled.get(key)
         if found is None:
             with self._lock:
                 found = self._compiled.get(key)
                 if found is None:
-                    found = _Compiled(render_program(self.checked, dtype, dims, target))
+                    if target is None:
+                        found = _Compiled(plan_for_numpy(self.checked, dtype, dims))
+                    else:
+                        rendered = render_program(self.checked, dtype, dims, target)
+                        found = _Compiled(rendered.program, rendered)
                     self._compiled[key] = found
         return found
 
-    def _target(self, device: Device) -> Target:
-        if self._arch is not None:
-            return self._arch
+    def _target(self, device: Device) -> Target | None:
+        """The target whose text runs on a device; None for the NumPy executor."""
         if device.kind == "cpu":
-            return targets.get(_DEFAULT_CPU_TARGET)
-        return _target_of_gpu(device.index)
+            if not self._runs_on_host():
+                return None
+            return self._arch or targets.get(_DEFAULT_CPU_TARGET)
+        if self._engine in ("cpu", "numpy"):
+            reason = f"the arrays are on {device}; move them to the CPU"
+            raise AttnError(ReservedArgument(None, f"engine={self._engine}", reason))
+        return self._arch or _target_of_gpu(device.index)
 
     def _run(
         self, compiled: _Compiled, binding: Binding, outputs: Outputs, device: Device, like: Array
     ) -> None:
-        if device.kind == "cuda":
+        if compiled.rendered is None:
+            from attngen.engines.numpy_engine import run_in_numpy
+
+            run_in_numpy(compiled.program, binding, outputs)
+        elif device.kind == "cuda":
             from attngen.engines.cuda_engine import launch_on_gpu
 
             module = self._module(compiled)
             stream = current_stream(device, like)
             launch_on_gpu(compiled.rendered, module, binding, outputs, device=device, stream=stream)
-        elif self._runs_on_host():
+        else:
             from attngen.cpu.build import build_library
             from attngen.engines.cpu_engine import run_on_host
 
@@ -343,16 +369,15 @@ class Kernel:
                     compiled.library = build_library(
                         compiled.rendered.source, cache_dir=options.host_cache_dir()
                     )
-            run_on_host(compiled.rendered, binding, outputs, library=compiled.library)
-        else:
-            from attngen.engines.numpy_engine import run_in_numpy
-
-            run_in_numpy(compiled.rendered, binding, outputs)
+            run_on_host(compiled.rendered, binding, outputs, compiled.library)
 
     def _runs_on_host(self) -> bool:
         """Whether arrays on the CPU go to the CUDA text, and not to the NumPy executor."""
         if self._engine == "numpy":
             return False
+        if self._engine == "cuda":
+            reason = "the arrays are on the CPU; move them to a GPU"
+            raise AttnError(ReservedArgument(None, "engine=cuda", reason))
         from attngen.cpu.build import find_compiler
 
         try:
@@ -363,7 +388,9 @@ class Kernel:
             _say_once("no C++ compiler: arrays on the CPU run in the NumPy executor")
             return False
         if self._engine == "auto":
-            _say_once("arrays on the CPU: the generated CUDA text runs there, for checking, not speed")
+            _say_once(
+                "arrays on the CPU: the generated CUDA text runs there, for checking, not speed"
+            )
         return True
 
     def _module(self, compiled: _Compiled) -> Any:
@@ -371,6 +398,7 @@ class Kernel:
             from attngen.backend.launch import CudaModule
             from attngen.engines.cuda_engine import compile_rendered
 
+            assert compiled.rendered is not None
             with compiled.lock:
                 if compiled.module is None:
                     target = compiled.rendered.target.name

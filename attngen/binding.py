@@ -28,7 +28,7 @@ from attngen.binding_errors import (
     SizeTooLarge,
     UnknownArgument,
 )
-from attngen.diagnostics.diagnostic import AttnError
+from attngen.diagnostics.diagnostic import AttnError, Diagnostic
 from attngen.ir.attention import Attention, Param, Tensor, TensorDim
 from attngen.ir.types import FLOATING, Element, ScalarType
 
@@ -69,7 +69,9 @@ def split_arguments(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Keyword arguments of a call → tensors and params (defaults filled in), both complete."""
     known = {t.name for t in attention.tensors} | {p.name for p in attention.params}
-    problems = [_unknown(attention, name, known) for name in named if name not in known]
+    problems: list[Diagnostic] = [
+        _unknown(attention, name, known) for name in named if name not in known
+    ]
     tensors, params = {}, {}
     for tensor in attention.tensors:
         if tensor.name in named:
@@ -286,9 +288,7 @@ def _check_integers(
         raise AttnError(IntegerTooLarge(node.span, str(worst)))
 
 
-def _unknown(
-    attention: Attention, name: str, known: set[str]
-) -> UnknownArgument | ReservedArgument:
+def _unknown(attention: Attention, name: str, known: set[str]) -> Diagnostic:
     if name in _REFUSED:
         return ReservedArgument(None, name, _REFUSED[name])
     closest = difflib.get_close_matches(name, sorted(known), n=1)

@@ -106,7 +106,7 @@ class SizeTooLarge(Diagnostic):
 @dataclass(frozen=True, slots=True)
 class IntegerTooLarge(Diagnostic):
     code = "A630"
-    title = "an integer of this expression may reach {value}, beyond 64 bits, with the given sizes and params"
+    title = "with these sizes and params an integer may reach {value}, beyond 64 bits"
     label = "this one"
     value: str
 

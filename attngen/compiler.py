@@ -13,7 +13,7 @@ What follows (NVRTC, the CPU run, the NumPy executor) takes a `Rendered`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 from attngen.codegen.arguments import ArgumentLayout, layout_arguments
@@ -22,17 +22,18 @@ from attngen.diagnostics.diagnostic import AttnError
 from attngen.diagnostics.internal import require_valid
 from attngen.frontend.check import Checked
 from attngen.ir.attention import Attention
-from attngen.ir.program import Launch, Program
+from attngen.ir.program import Launch, Program, TileProgram
 from attngen.ir.schedule import Schedule
 from attngen.ir.types import Element
 from attngen.ir.verify import verify_program
 from attngen.kernels import FALLBACK, all_families
 from attngen.kernels.base import KernelFamily
+from attngen.passes.loop_nest import build_loop_nest
 from attngen.passes.pipeline import Observer, run_passes
 from attngen.passes.specialize import specialize
 from attngen.targets.base import Target
 
-__all__ = ["Rendered", "choose_family", "render_program"]
+__all__ = ["Rendered", "choose_family", "plan_for_numpy", "render_program"]
 
 
 @final
@@ -71,6 +72,17 @@ def render_program(
     require_valid(f"lowering for `{family.name}`", verify_program(program))
     source = family.render(program, target)
     return Rendered(program, target, source, layout_arguments(attention, dtype), notes)
+
+
+def plan_for_numpy(checked: Checked, dtype: Element, head_dims: tuple[int, int]) -> Program:
+    """The loop nest of a variant for the NumPy executor, which takes any schedule and tile."""
+    attention = run_passes(specialize(checked.attention, dtype, *head_dims))
+    schedule = checked.schedule_for("numpy")
+    tile_q, tile_kv = schedule.tile_q or 64, schedule.tile_kv or 64
+    tiles = TileProgram(tile_q, tile_kv, build_loop_nest(attention.row_state, schedule))
+    launch = Launch(f"{attention.name}_forward", "numpy", tiles, 1, 0, ())
+    complete = replace(schedule, tile_q=tile_q, tile_kv=tile_kv)
+    return Program(attention, complete, (launch,))
 
 
 def choose_family(

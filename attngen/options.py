@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-__all__ = ["Settings", "settings"]
+__all__ = ["Settings", "host_cache_dir", "settings"]
 
 _OFF = frozenset({"0", "off", "no", "false"})
 
@@ -19,6 +19,8 @@ class Settings:
 
     cache_dir: Path | None = None  # ATTNGEN_CACHE_DIR; None is the user's cache directory
     is_cache_on: bool = True  # ATTNGEN_CACHE=0 turns the disk cache off
+    is_debug: bool = False  # ATTNGEN_DEBUG=1 keeps the traceback of a bug in attngen in a file
+    is_color_on: bool = True  # NO_COLOR, or TERM=dumb, turns colours and progress off
 
 
 def settings() -> Settings:
@@ -27,4 +29,15 @@ def settings() -> Settings:
     return Settings(
         cache_dir=Path(directory) if directory else None,
         is_cache_on=os.environ.get("ATTNGEN_CACHE", "").strip().lower() not in _OFF,
+        is_debug=os.environ.get("ATTNGEN_DEBUG", "0").strip().lower() not in {"", *_OFF},
+        is_color_on=not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb",
     )
+
+
+def host_cache_dir() -> Path:
+    """Where libraries for the CPU run are kept."""
+    if (chosen := settings().cache_dir) is not None:
+        return chosen / "host"
+    from platformdirs import user_cache_path
+
+    return user_cache_path("attngen") / "host"

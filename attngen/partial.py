@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
-import numpy as np
-
 from attngen.ir.row_state import RowState
 from attngen.ir.semantics import evaluate
 

@@ -14,3 +14,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def update_data(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--update-data"))
+
+
+@pytest.fixture(scope="session")
+def host_compiler() -> None:
+    """For tests that run the CUDA text on the CPU: a C++ compiler, or a reason to skip."""
+    from attngen.cpu.build import find_compiler
+    from attngen.diagnostics.diagnostic import AttnError
+
+    try:
+        find_compiler()
+    except AttnError as error:
+        pytest.skip(str(error))

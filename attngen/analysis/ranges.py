@@ -59,8 +59,8 @@ def compile_time_ranges(attention: Attention) -> Ranges:
     """Symbol ranges that hold for every legal launch."""
     size = Interval(0, LONGEST)
     index = Interval(0, LONGEST - 1)
-    ranges = {name: size for name in (*SIZES, *attention.named_sizes)}
-    ranges |= {name: index for name in ("b", "h", "hkv", "q", "kv")}
+    ranges = dict.fromkeys((*SIZES, *attention.named_sizes), size)
+    ranges |= dict.fromkeys(("b", "h", "hkv", "q", "kv"), index)
     ranges["qpos"] = Interval(-LONGEST, LONGEST - 1)
     ranges["s"] = ANY_FLOAT
     for param in attention.params:
@@ -134,7 +134,7 @@ def _declared(param: Param) -> Interval:
             )
 
 
-def _interval(  # noqa: C901 - one short case per node of a closed union
+def _interval(
     node: Expr, operands: tuple[Interval, ...], symbols: Ranges, elements: Mapping[str, Element]
 ) -> Interval:
     match node:

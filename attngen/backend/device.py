@@ -490,7 +490,7 @@ def _finish(found: ArrayView, name: str, is_output: bool) -> ArrayView:
     if found.pointer % size:
         has = f"its first element at address {found.pointer:#x}"
         raise AttnError(MisalignedArray(None, name, has, size, found.dtype))
-    if is_output:
+    if is_output and 0 not in found.shape:  # empty arrays have strides of any kind
         for axis, (count, stride) in enumerate(zip(found.shape, found.strides, strict=True)):
             if stride == 0 and count > 1:
                 has = f"a broadcast view, all of whose elements along axis {axis} are one"

@@ -19,6 +19,7 @@ from typing import Final, assert_never, final
 
 import numpy as np
 
+from attngen.analysis.ranges import INT32, compile_time_ranges, infer_ranges
 from attngen.ir.attention import Attention
 from attngen.ir.expr import (
     Binary,
@@ -40,13 +41,21 @@ from attngen.ir.expr import (
     ToFloat,
     expr_type,
 )
-from attngen.analysis.ranges import INT32, compile_time_ranges, infer_ranges
 from attngen.ir.functions import FUNCTIONS
 from attngen.ir.interval import Interval
 from attngen.ir.traverse import children, postorder, symbols, tensors
 from attngen.ir.types import ScalarType
 
-__all__ = ["Body", "CType", "Emitted", "ExprPrinter", "Variable", "called_lets", "float_literal", "mentions_score"]
+__all__ = [
+    "Body",
+    "CType",
+    "Emitted",
+    "ExprPrinter",
+    "Variable",
+    "called_lets",
+    "float_literal",
+    "mentions_score",
+]
 
 
 class CType(IntEnum):
@@ -156,7 +165,7 @@ class ExprPrinter:
         return Body(variables, body.text)
 
     def print_row_formula(self, e: Expr, names: Mapping[str, str]) -> str:
-        """The C++ text of a formula of the row state; `names` says how its row values are called."""
+        """The C++ text of a formula of the row state; `names` are its row values in C++."""
         return self._emit(e, row_names=names).text
 
     def type_of(self, let: Let) -> str:
@@ -189,7 +198,7 @@ class ExprPrinter:
                 done[id(node)] = self._node(node, [done[id(c)] for c in below], row_names)
         return done[id(root)]
 
-    def _node(  # noqa: C901 - one short case per node of a closed union
+    def _node(
         self, node: Expr, operands: list[Emitted], row_names: Mapping[str, str] | None
     ) -> Emitted:
         match node:

@@ -43,13 +43,15 @@ _COMPILE_FLAGS = (
     "-std=c++17",
     "-ffp-contract=off",
     "-fno-strict-aliasing",
-    "-fsanitize=bounds,signed-integer-overflow,integer-divide-by-zero,shift",
+    "-fsanitize=bounds,signed-integer-overflow,integer-divide-by-zero,shift,float-cast-overflow",
     "-fvisibility=hidden",
     "-fPIC",
     "-pthread",
     "-w",
     "-DAG_HOST",
 )
+# A local variable that is read before it is set holds nonsense; not known to g++ before 12.
+_PATTERN_FLAG = "-ftrivial-auto-var-init=pattern"
 _LINK_FLAGS = ("-shared", "-pthread")
 _SOURCE, _HEADER, _OBJECT, _LIBRARY = "kernel.cu", "host.h", "kernel.o", "kernel.so"
 _SEARCHED = ("g++", "clang++", "c++")
@@ -123,6 +125,17 @@ def _machine_flags() -> tuple[str, ...]:
     return ("-mfma",) if flags and "fma" in flags[1].split() else ()
 
 
+@lru_cache
+def _optional_flags(command: tuple[str, ...]) -> tuple[str, ...]:
+    """The flags that this compiler and this processor may do without."""
+    probe = [*command, _PATTERN_FLAG, "-fsyntax-only", "-x", "c++", "-"]
+    try:
+        answer = subprocess.run(probe, input="", capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.SubprocessError):
+        return _machine_flags()
+    return (*_machine_flags(), _PATTERN_FLAG) if answer.returncode == 0 else _machine_flags()
+
+
 def build_library(
     text: str,
     *,
@@ -138,7 +151,7 @@ def build_library(
     """
     compiler = compiler or find_compiler()
     header = host_header()
-    flags = (*_COMPILE_FLAGS, *_machine_flags(), f"-O{optimization}")
+    flags = (*_COMPILE_FLAGS, *_optional_flags(compiler.command), f"-O{optimization}")
     library = cache_dir / f"{_digest(text, header, compiler, (*flags, *_LINK_FLAGS))}.so"
     if library.is_file():
         return library

@@ -6,6 +6,8 @@
 //     g++ -std=c++17 -O2 -ffp-contract=off -fno-strict-aliasing -fPIC -shared -DAG_HOST
 //         -include host.h -x c++ kernel.cu
 //
+// (attngen/cpu/build.py adds the compiler's own checks of integers and local arrays.)
+//
 // It exports, for each kernel, `<name>_cpu(args, launch, report)`.  One fiber stands for one CUDA
 // thread.  A fiber runs until it waits at a barrier or at a warp collective; blocks are spread over
 // OS threads.  Nothing outlives a run, and nothing is shared between runs.
@@ -15,10 +17,12 @@
 //   - shared memory that nobody has written may not be read;
 //   - two accesses to one place by different threads, one of them a write, need a barrier between
 //     them.  This is decided by the barriers alone, never by the order in which fibers ran;
-//   - barriers and warp collectives must be reached by everybody, at the same place in the text.
+//   - barriers and warp collectives must be reached by everybody, at the same place in the text;
+//   - local arrays are used inside their bounds, and integers do not overflow.
 //
 // Sections: launch and report; fibers; threads, warps and blocks; faults; scheduling; barriers;
-// the race detector; shared memory; global memory; the run; the device functions.
+// the race detector; shared memory; global memory; what the compiler checks; the run; the device
+// functions.
 #ifndef AG_HOST_H
 #define AG_HOST_H
 
@@ -862,8 +866,8 @@ AG_NOINLINE void check_global(Thread& t, const void* p, size_t bytes, bool is_wr
 
 // ---- what the compiler checks: local arrays and integers -------------------------------------
 //
-// With -fsanitize=bounds,signed-integer-overflow,integer-divide-by-zero,shift the compiler calls
-// one of these handlers, which it expects to find in a library of its own; here each is a fault.
+// With -fsanitize=... the compiler calls one of these handlers, which it expects to find in a
+// library of its own; here each is a fault.
 
 struct CompilerSite {
     const char* file;
@@ -886,7 +890,8 @@ AG_COMPILED_CHECK(sub_overflow, kInteger, "subtracts two integers beyond their t
 AG_COMPILED_CHECK(mul_overflow, kInteger, "multiplies two integers beyond their type")
 AG_COMPILED_CHECK(negate_overflow, kInteger, "negates the least integer of its type")
 AG_COMPILED_CHECK(divrem_overflow, kInteger, "divides by zero, or the least integer by -1")
-AG_COMPILED_CHECK(shift_out_of_bounds, kInteger, "shifts an integer by too much, or a negative one")
+AG_COMPILED_CHECK(shift_out_of_bounds, kInteger, "shifts an integer out of its type")
+AG_COMPILED_CHECK(float_cast_overflow, kInteger, "makes an integer of a float that is too large")
 
 // ---- the run: workers take blocks in order until none is left or one has failed ---------------
 

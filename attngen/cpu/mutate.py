@@ -9,24 +9,29 @@ marker that ends the device functions is touched; comments, strings and preproce
 (`#pragma unroll`, `#line`) are not, nor are integer literals on a line with a comment
 `// free: why`, which says that the number changes the speed and nothing else.
 
-A check is a module-level function that takes the built library and raises when it is wrong.
+A check takes the built library and raises when it is wrong; it is a module-level function, or a
+`functools.partial` of one.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import math
 import multiprocessing
 import os
 import re
+import resource
 import signal
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TypeAlias, final
@@ -238,14 +243,15 @@ def run_mutants(
     chosen: Sequence[Mutant],
     check: Check,
     *,
-    limit_s: float = 30.0,
+    limit_s: float | None = None,
     jobs: int | None = None,
     compiler: CppCompiler | None = None,
     report: Callable[[Outcome], None] | None = None,
 ) -> list[Outcome]:
     """Build each mutant of `text` (-O1) and run `check` on it, in a process of its own.
 
-    limit_s: a mutant that runs longer counts as noticed: it hangs.
+    limit_s: processor time of one check; a mutant that takes longer counts as noticed: it hangs.
+             None is 20 times what the kernel itself takes, and at least 3 seconds.
     report:  called with each outcome as it is known, from several threads.
     Errors:  ValueError when the check fails on the kernel itself.
     """
@@ -256,13 +262,15 @@ def run_mutants(
             return build_library(kernel, cache_dir=Path(folder), compiler=compiler, optimization=1)
 
         original = build(text)
-        complaint = _run_check(check, original, limit_s)
+        start = time.perf_counter()
+        complaint = _run_check(check, original, limit_s or 600.0)
         if complaint is not None:
             raise ValueError(f"the kernel itself does not pass the check: {complaint}")
+        limit = limit_s or max(3.0, 20 * (time.perf_counter() - start))
         machine_code = original.read_bytes()
 
         def judge(mutant: Mutant) -> Outcome:
-            outcome = _judge(mutant, build, machine_code, check, limit_s)
+            outcome = _judge(mutant, build, machine_code, check, limit)
             if report is not None:
                 report(outcome)
             return outcome
@@ -296,29 +304,35 @@ def _run_check(check: Check, library: Path, limit_s: float) -> str | None:
     """What `check` says of a library; None when it is content.
 
     The process is forked from a server that has imported the check, so it costs milliseconds,
-    and whatever the kernel does to it, this process goes on.
+    and whatever the kernel does to it, this process goes on.  The limit is on processor time, so
+    that a busy machine kills no mutant; a process that only sleeps is stopped much later.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([check.__module__, __name__])
+    function = check.func if isinstance(check, partial) else check
+    context.set_forkserver_preload([function.__module__, "attngen.cpu.run"])
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_check_in_child, args=(check, library, theirs))
+    process = context.Process(target=_check_in_child, args=(check, library, limit_s, theirs))
     process.start()
     theirs.close()
     try:
-        if not ours.poll(limit_s):
-            return f"hangs: stopped after {limit_s:g} seconds"
+        if not ours.poll(10 * limit_s):
+            return f"hangs: stopped after {10 * limit_s:g} seconds"
         answer: str | None = ours.recv()
         return answer
     except EOFError:
         process.join()
-        return f"crashes: {_exit_name(process.exitcode)}"
+        name = _exit_name(process.exitcode)
+        return f"hangs: {name}" if name == "SIGXCPU" else f"crashes: {name}"
     finally:
         process.kill()
         process.join()
         ours.close()
 
 
-def _check_in_child(check: Check, library: Path, answer: Connection) -> None:
+def _check_in_child(check: Check, library: Path, limit_s: float, answer: Connection) -> None:
+    seconds = math.ceil(limit_s)
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         check(library)
     except AttnError as error:
@@ -349,7 +363,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("kernel", type=Path, help="a generated kernel's text")
     parser.add_argument("--check", metavar="MODULE:NAME", help="judge the mutants by this function")
     parser.add_argument("--kind", choices=[k.value for k in MutantKind], help="only mutants of it")
-    parser.add_argument("--limit", type=float, default=30.0, metavar="SECONDS")
+    parser.add_argument("--limit", type=float, default=None, metavar="SECONDS")
     parser.add_argument("--jobs", type=int, default=None)
     options = parser.parse_args(arguments)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from attngen.backend.device import ITEM_BYTES, ArrayView
 from attngen.binding import Binding
 from attngen.compiler import Rendered
-from attngen.cpu.build import build_library
 from attngen.cpu.run import MemoryRange, Mode, RunReport, run_on_cpu
 from attngen.engines.outputs import Outputs, argument_values, grid_size
 
@@ -18,14 +17,13 @@ def run_on_host(
     rendered: Rendered,
     binding: Binding,
     outputs: Outputs,
+    library: Path,
     *,
-    cache_dir: Path,
     mode: Mode = Mode.RING,
     seed: int = 0,
     check: bool = False,
-    library: Path | None = None,
 ) -> RunReport | None:
-    """Build the text for the CPU (once) and run it; None when there is nothing to run.
+    """Run a built library of the text; None when there is nothing to run.
 
     `check` also looks for races and reads of unwritten shared memory, which takes longer.
     """
@@ -33,7 +31,6 @@ def run_on_host(
     grid = grid_size(binding, launch.tiles)
     if grid == 0:
         return None
-    library = library or build_library(rendered.source, cache_dir=cache_dir)
     read = {"q": binding.q, "k": binding.k, "v": binding.v, **binding.tensors}
     ranges = [_range(name, view, False) for name, view in read.items()]
     ranges += [_range(name, view, True) for name, view in outputs.views().items()]

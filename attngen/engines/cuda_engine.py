@@ -45,7 +45,7 @@ def launch_on_gpu(
         return
     module.launch(
         launch.kernel,
-        arguments=rendered.arguments.pack(argument_values(binding, outputs)),
+        rendered.arguments.pack(argument_values(binding, outputs)),
         device=device,
         stream=stream,
         grid=grid,

@@ -5,31 +5,23 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from attngen.backend.device import ITEM_BYTES, ArrayView
+from attngen.backend.device import ITEM_BYTES, ArrayView, numpy_dtype
 from attngen.binding import Binding
-from attngen.compiler import Rendered
 from attngen.engines.outputs import Outputs
 from attngen.executor.execute import execute
+from attngen.ir.program import Program
 
 __all__ = ["as_numpy", "run_in_numpy"]
 
-_DTYPES = {
-    "fp32": np.dtype(np.float32),
-    "fp16": np.dtype(np.float16),
-    "bf16": np.dtype(ml_dtypes.bfloat16),
-}
 
-
-def run_in_numpy(rendered: Rendered, binding: Binding, outputs: Outputs) -> None:
+def run_in_numpy(program: Program, binding: Binding, outputs: Outputs) -> None:
     """Run on arrays in CPU memory, of whatever library."""
-    program = rendered.program
     result = execute(
         program.attention,
         program.schedule,
-        rendered.launch.tiles,
+        program.launches[0].tiles,
         as_numpy(binding.q),
         as_numpy(binding.k),
         as_numpy(binding.v),
@@ -51,14 +43,14 @@ def run_in_numpy(rendered: Rendered, binding: Binding, outputs: Outputs) -> None
 
 def as_numpy(view: ArrayView) -> Any:
     """A NumPy array over the memory of a view on the CPU; nothing is copied."""
-    dtype = _DTYPES.get(view.dtype) or np.dtype(view.dtype)
+    dtype = numpy_dtype(view.dtype)
     if 0 in view.shape:
         return np.empty(view.shape, dtype)
     size = ITEM_BYTES[view.dtype]
     reach = [(n - 1) * s for n, s in zip(view.shape, view.strides, strict=True)]
     first = view.pointer + sum(r for r in reach if r < 0) * size
     count = (sum(abs(r) for r in reach) + 1) * size
-    memory = np.frombuffer((ctypes.c_byte * count).from_address(first), np.uint8)
+    memory = np.ctypeslib.as_array((ctypes.c_uint8 * count).from_address(first))
     start = (view.pointer - first) // size
     flat = memory.view(dtype)[start:]
     strides = tuple(s * size for s in view.strides)

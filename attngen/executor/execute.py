@@ -12,8 +12,8 @@ from typing import Any, TypeAlias, final
 
 import numpy as np
 
-from attngen.executor.errors import LengthOutside, ReadOutside
 from attngen.diagnostics.diagnostic import AttnError
+from attngen.executor.errors import LengthOutside, ReadOutside
 from attngen.ir.attention import Attention
 from attngen.ir.expr import Expr
 from attngen.ir.program import Axis, Loop, Node, Op, TileProgram
@@ -227,7 +227,7 @@ class _Run:
 
     def accumulate(self) -> None:
         # A key that no row of the tile sees is dead: its value is read as zero, even a NaN.
-        seen = (~np.isneginf(self.s)).any(axis=1)[..., None]
+        seen = np.any(~np.isneginf(self.s), axis=1)[..., None]
         p = round_weights(self.p, self.attention.dtype)
         with np.errstate(all="ignore"):
             self.state.acc = self.state.acc + p @ np.where(seen, self.value, np.float32(0))

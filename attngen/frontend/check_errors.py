@@ -10,17 +10,58 @@ from attngen.diagnostics.diagnostic import Diagnostic, Note
 from attngen.diagnostics.span import Span
 
 __all__ = [
-    "BadPower", "BadTensorSize", "CheckDiagnostic", "ConflictingValue", "ConstWithoutValue",
-    "DivisionByZero", "DuplicateName", "DuplicateSchedule", "DuplicateSetting",
-    "DuplicateStatement", "EmptyRange", "ExpansionTooLarge", "ExpressionTooDeep",
-    "HeadDimOutOfRange", "HeadsNotDivisible", "HiddenHere", "ImportCycle", "MissingArgument",
-    "NegativeIndex", "NoAttention", "NotATensor", "NotCallable", "NotConstant", "NumberOutOfRange",
-    "OptionalSizeUnbound", "OutsideRange", "RecursiveDefinition", "RepeatedArgument",
-    "ReservedName", "ScoreInMask", "SettingOutOfRange", "SettingWithSigmoid", "SeveralAttentions",
-    "SigmoidWithout", "TensorWithoutIndex", "UnknownArgument", "UnknownConst",
-    "UnknownDtype", "UnknownElement", "UnknownFunction", "UnknownName", "UnknownOutput",
-    "UnknownSetting", "UnknownType", "UnknownWeights", "UnreadableFile", "UnsupportedRange",
-    "UsedTooEarly", "WithoutOutput", "WrongArgumentCount", "WrongIndexCount", "WrongSetting",
+    "BadPower",
+    "BadTensorSize",
+    "CheckDiagnostic",
+    "ConflictingValue",
+    "ConstWithoutValue",
+    "DivisionByZero",
+    "DuplicateName",
+    "DuplicateSchedule",
+    "DuplicateSetting",
+    "DuplicateStatement",
+    "EmptyRange",
+    "ExpansionTooLarge",
+    "ExpressionTooDeep",
+    "HeadDimOutOfRange",
+    "HeadsNotDivisible",
+    "HiddenHere",
+    "ImportCycle",
+    "MissingArgument",
+    "NegativeIndex",
+    "NoAttention",
+    "NotATensor",
+    "NotCallable",
+    "NotConstant",
+    "NumberOutOfRange",
+    "OptionalSizeUnbound",
+    "OutsideRange",
+    "RecursiveDefinition",
+    "RepeatedArgument",
+    "ReservedName",
+    "ScoreInMask",
+    "SettingOutOfRange",
+    "SettingWithSigmoid",
+    "SeveralAttentions",
+    "SigmoidWithout",
+    "TensorWithoutIndex",
+    "UnknownArgument",
+    "UnknownConst",
+    "UnknownDtype",
+    "UnknownElement",
+    "UnknownFunction",
+    "UnknownName",
+    "UnknownOutput",
+    "UnknownSetting",
+    "UnknownType",
+    "UnknownWeights",
+    "UnreadableFile",
+    "UnsupportedRange",
+    "UsedTooEarly",
+    "WithoutOutput",
+    "WrongArgumentCount",
+    "WrongIndexCount",
+    "WrongSetting",
     "WrongType",
 ]
 
@@ -504,10 +545,10 @@ class UnknownConst(CheckDiagnostic):
 
     code = "A239"
     title = "there is no const `{name}` to give a value to"
-    label = "the consts of this block: {consts}"
+    label = "{reason}"
     hint = "did you mean `{closest}`?"
     name: str
-    consts: str
+    reason: str
     closest: str | None
 
 

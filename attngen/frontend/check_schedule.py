@@ -23,7 +23,7 @@ from attngen.frontend.check_errors import (
     UnknownSetting,
     WrongSetting,
 )
-from attngen.frontend.elaborate import find_closest
+from attngen.frontend.elaborate import find_closest, find_word
 from attngen.ir.schedule import LoopOrder, Normalize, Passes
 
 __all__ = ["KERNELS", "Settings", "check_schedules"]
@@ -44,7 +44,10 @@ _COUNTS: Final = {"stages": (1, 16), "warps": (1, 32), "splits": (1, 65535)}
 """Settings that are one number.  32 warps are the 1024 threads of the largest block."""
 _TILE: Final = (1, 1024)
 _KEYS: Final = ("loop", "tile", "kernel", *_WORDS, *_COUNTS)
-_LOOPS: Final = {("q", "kv"): LoopOrder.Q_KV, ("kv", "q"): LoopOrder.KV_Q}
+_LOOPS: Final[dict[tuple[str | None, ...], LoopOrder]] = {
+    ("q", "kv"): LoopOrder.Q_KV,
+    ("kv", "q"): LoopOrder.KV_Q,
+}
 
 
 def check_schedules(
@@ -67,7 +70,7 @@ def check_schedules(
             report(DuplicateSchedule(head, text, first[target]))
         first.setdefault(target, head)
         if target is not None:
-            _check_target(target, head, report)
+            _check_target(target, find_word(schedule.span, target), report)
         checker = _Checker(evaluate, report, sigmoid)
         for setting in schedule.settings:
             checker.add(setting)
@@ -119,7 +122,7 @@ class _Checker:
 
     def _loop(self, setting: ast.Setting) -> None:
         order = tuple(_bare_name(argument) for argument in setting.arguments)
-        loop = _LOOPS.get(order)  # type: ignore[call-overload]
+        loop = _LOOPS.get(order)
         if loop is None:
             self._wrong(setting, "`q, kv` or `kv, q`")
         else:

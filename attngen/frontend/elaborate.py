@@ -17,7 +17,8 @@ own instead of recursing: definitions may nest deeply.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+import re
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Final, TypeAlias, assert_never, final
@@ -81,9 +82,27 @@ from attngen.ir.types import ScalarType
 from attngen.ir.verify import HIDDEN, Place
 
 __all__ = [
-    "MAX_DEPTH", "MAX_NODES", "WHERE", "Binding", "Captured", "Elaborator", "Failed", "Later",
-    "Scope", "Value", "Where", "build_logical", "constant_place", "find_closest", "found_type",
-    "other_name", "reserved_meaning",
+    "MAX_DEPTH",
+    "MAX_NODES",
+    "TYPE_SYNONYMS",
+    "WHERE",
+    "Binding",
+    "Captured",
+    "Elaborator",
+    "Failed",
+    "Later",
+    "Scope",
+    "Value",
+    "Where",
+    "build_logical",
+    "constant_place",
+    "find_closest",
+    "found_type",
+    "list_choices",
+    "short_text",
+    "find_word",
+    "other_name",
+    "reserved_meaning",
 ]
 
 MAX_NODES: Final = 20_000
@@ -100,6 +119,9 @@ _BOOL, _INT, _FLOAT = ScalarType.BOOL, ScalarType.INT, ScalarType.FLOAT
 _TYPE_TEXT: Final = {_BOOL: "a truth value", _INT: "an integer", _FLOAT: "a float"}
 _PARAMETER_TYPES: Final = ("int", "float", "bool", "flag", "tensor")
 
+TYPE_SYNONYMS: Final = {
+    "float32": "float", "double": "float", "integer": "int", "long": "int", "boolean": "bool",
+}  # fmt: skip
 _SYNONYMS: Final = {
     "q_idx": "q", "row": "q", "i": "q", "kv_idx": "kv", "k_idx": "kv", "k": "kv", "col": "kv",
     "j": "kv", "head": "h", "batch": "b", "score": "s", "scores": "s", "D": "Dqk", "H": "Hq",
@@ -133,7 +155,7 @@ class Captured:
 @final
 @dataclass(frozen=True, slots=True)
 class Later:
-    """A let or const whose line is still to come."""
+    """A let or const whose line is still to come, or a tensor whose shape is not known yet."""
 
     statement: str
     declared: Span
@@ -204,13 +226,13 @@ def reserved_meaning(name: str) -> str | None:
     return "reserved for a later version" if name in ("any", "transform") else None
 
 
-def find_closest(name: str, candidates: Iterable[str]) -> str | None:
+def find_closest(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The candidate that a misspelt name most likely means."""
     known = list(dict.fromkeys(candidates))
     for candidate in known:
         if candidate.casefold() == name.casefold() and candidate != name:
             return candidate
-    matches = get_close_matches(name, known, n=1)
+    matches = get_close_matches(name, known, n=1, cutoff=cutoff)
     return matches[0] if matches else None
 
 
@@ -270,9 +292,7 @@ class Elaborator:
             return None
         return value
 
-    def elaborate_as(
-        self, e: ast.Expr, scope: Scope, wanted: ScalarType, what: str
-    ) -> Expr | None:
+    def elaborate_as(self, e: ast.Expr, scope: Scope, wanted: ScalarType, what: str) -> Expr | None:
         """The same, with the type that its place needs."""
         value = self.elaborate(e, scope)
         return None if value is None else self.convert(value, wanted, what, e.span, scope)
@@ -310,7 +330,7 @@ class Elaborator:
     def new_let(self, name: str, value: Expr, span: Span | None) -> Let:
         """A let with a name that no other one has."""
         number, candidate = 1, name
-        while candidate in self._used_let_names:
+        while candidate in self._used_let_names or candidate in self.block_names:
             number += 1
             candidate = f"{name}_{number}"
         self._used_let_names.add(candidate)
@@ -330,6 +350,8 @@ class Elaborator:
             advice = "`floor(x)` is the integer below a float"
         elif found is _BOOL:
             advice = "`where(condition, 1, 0)` makes a number of a truth value"
+        elif wanted is _BOOL and isinstance(value, Const):
+            advice = "truth values are written `true` and `false`"
         elif wanted is _BOOL:
             advice = "compare it, for example with `!= 0`"
         expected = _TYPE_TEXT[wanted]
@@ -380,8 +402,8 @@ class Elaborator:
         match bound:
             case Failed():
                 return None
-            case Later(statement, declared):
-                self.report(UsedTooEarly(e.span, name, statement, declared), scope)
+            case Later():
+                self._later(name, bound, e.span, scope)
                 return None
             case Captured(tensor):
                 self.report(TensorWithoutIndex(e.span, name, _read_example(tensor)), scope)
@@ -411,6 +433,13 @@ class Elaborator:
         self._unknown_name(e, scope)
         return None
 
+    def _later(self, name: str, bound: Later, span: Span, scope: Scope) -> None:
+        """Report a name that has no value yet."""
+        if scope.where.constant and bound.statement != "const":
+            self._not_constant(span, name, f"a {bound.statement}", scope)
+        elif bound.statement != "tensor":
+            self.report(UsedTooEarly(span, name, bound.statement, bound.declared), scope)
+
     def _use(self, e: ast.Name, bound: Value, scope: Scope) -> Expr | None:
         expr, span = bound.expr, _at(e.span, scope)
         if scope.where.constant and not scope.in_definition and not isinstance(expr, Const):
@@ -431,8 +460,9 @@ class Elaborator:
         if scope.in_definition and e.name in self.block_names:
             advice: str | None = f"a definition does not see the block: pass `{e.name}` to it"
         else:
-            visible = (*scope.names, *INDICES, *SIZES, "s", *self.definitions, *library_names())
-            advice = _did_you_mean(e.name, visible)
+            known = [n for n, bound in scope.names.items() if not isinstance(bound, Later)]
+            visible = (*known, *INDICES, *SIZES, "s")
+            advice = _did_you_mean(e.name, visible, (*self.definitions, *library_names()))
         self.report(UnknownName(e.span, e.name, place, advice), scope)
 
     def _hidden(self, name: str, span: Span, scope: Scope, text: str = "") -> None:
@@ -452,9 +482,7 @@ class Elaborator:
             reason = text or where.reason
             if name in ("Sq", "Skv"):
                 reason = text or f"the length is what `{name}` means from then on"
-            self.report(
-                HiddenHere(span, where.text, name, reason, advice, calls=notes_at)
-            )
+            self.report(HiddenHere(span, where.text, name, reason, advice, calls=notes_at))
 
     def _not_constant(self, span: Span, name: str, kind: str, scope: Scope) -> None:
         advice = "a const is known at compile time" if kind == "a param" else None
@@ -464,6 +492,8 @@ class Elaborator:
         bound = scope.names.get(e.tensor)
         if bound is None:
             self._unknown_tensor(e, scope)
+        elif isinstance(bound, Later) and bound.statement == "tensor":
+            self._later(e.tensor, bound, e.tensor_span, scope)
         elif isinstance(bound, Value | Later):
             kind = bound.kind if isinstance(bound, Value) else f"a {bound.statement}"
             self.report(NotATensor(e.tensor_span, e.tensor, f"it is {kind}", None), scope)
@@ -494,7 +524,7 @@ class Elaborator:
 
     def _unknown_tensor(self, e: ast.Index, scope: Scope) -> None:
         kind = reserved_meaning(e.tensor)
-        if kind is None and e.tensor in self.definitions:
+        if kind is None and (e.tensor in self.definitions or e.tensor in library_names()):
             kind = "a definition; call it with `( )`"
         if kind is not None:
             self.report(NotATensor(e.tensor_span, e.tensor, f"it is {kind}", None), scope)
@@ -507,16 +537,14 @@ class Elaborator:
             advice = _did_you_mean(e.tensor, tensors)
         self.report(UnknownName(e.tensor_span, e.tensor, place, advice), scope)
 
-    def _indices_fit(
-        self, e: ast.Index, tensor: Tensor, indices: list[Expr], scope: Scope
-    ) -> bool:
+    def _indices_fit(self, e: ast.Index, tensor: Tensor, indices: list[Expr], scope: Scope) -> bool:
         """Constant indices lie inside of the tensor."""
         for node, index, dim in zip(e.indices, indices, tensor.dims, strict=True):
             if not isinstance(index, Const):
                 continue
             value = int(index.value)
             if value < 0:
-                advice = "indices count from 0; the last key is `Skv - 1`"
+                advice = f"indices count from 0; the last one is `{dim.size} - 1`"
                 reason = "negative indices do not count from the end"
                 self.report(NegativeIndex(node.span, e.tensor, value, reason, advice), scope)
                 return False
@@ -697,16 +725,18 @@ class Elaborator:
         if isinstance(bound, Failed):
             pass
         elif bound is not None:
-            kind = "a tensor" if isinstance(bound, Captured) else (
-                bound.kind if isinstance(bound, Value) else f"a {bound.statement}"
+            kind = (
+                "a tensor"
+                if isinstance(bound, Captured)
+                else (bound.kind if isinstance(bound, Value) else f"a {bound.statement}")
             )
             advice = "a tensor is read with `[ ]`" if kind == "a tensor" else None
             self.report(NotCallable(e.name_span, e.name, kind, advice), scope)
         elif (meaning := reserved_meaning(e.name)) is not None:
             self.report(NotCallable(e.name_span, e.name, meaning, None), scope)
         else:
-            callables = (*LANGUAGE, *self.definitions, *library_names())
-            advice = _did_you_mean(e.name, callables)
+            callables = (*self.definitions, *library_names())
+            advice = _did_you_mean(e.name, LANGUAGE, callables)
             self.report(UnknownFunction(e.name_span, e.name, advice), scope)
         for argument in e.arguments:  # for the errors in them
             if not isinstance(argument.value, ast.Name):
@@ -807,10 +837,11 @@ class Elaborator:
             chain = " -> ".join((*names[names.index(name) :], name))
             self.report(RecursiveDefinition(span, name, chain), scope)
             return None
+        if not self._signature(definition):
+            return None
         given = self._match(definition, arguments, span, scope)
         inner_call = (*scope.expanding, (name, span))
         bindings: dict[str, Binding] = {}
-        sound = self._signature(definition)
         for parameter in definition.parameters:
             argument = None if given is None else given.get(parameter.name)
             bindings[parameter.name] = Failed()
@@ -830,7 +861,7 @@ class Elaborator:
                 bindings[parameter.name] = bound
             elif parameter.type == "flag":
                 bindings[parameter.name] = Value(Const(False, span), "a flag")
-        if not sound or given is None:
+        if given is None:
             return None
         inner = Scope(bindings, scope.where, inner_call)
         result = yield definition.body, inner
@@ -842,9 +873,7 @@ class Elaborator:
         if result is None or definition.type not in ("int", "float", "bool"):
             return None
         what = f"the value of `{definition.name}`"
-        return self.convert(
-            result, ScalarType(definition.type), what, definition.body.span, scope
-        )
+        return self.convert(result, ScalarType(definition.type), what, definition.body.span, scope)
 
     def _signature(self, definition: ast.Definition) -> bool:
         """Names and types of a definition, checked once."""
@@ -853,12 +882,8 @@ class Elaborator:
             return known
         before = len(self.errors)
         if definition.type not in ("int", "float", "bool"):
-            choices, closest = _choices("int", "float", "bool"), None
-            closest = find_closest(definition.type, ("int", "float", "bool"))
-            self.report(
-                UnknownType(
-                    definition.name_span, definition.type, "a definition", choices, closest
-                )
+            self._unknown_type(
+                definition.type, definition.span, "a definition", ("int", "float", "bool")
             )
         first: dict[str, ast.Parameter] = {}
         for parameter in definition.parameters:
@@ -869,14 +894,15 @@ class Elaborator:
             elif name in first:
                 self.report(DuplicateName(span, name, first[name].span))
             if parameter.type not in _PARAMETER_TYPES:
-                choices = _choices(*_PARAMETER_TYPES)
-                closest = find_closest(parameter.type, _PARAMETER_TYPES)
-                self.report(
-                    UnknownType(span, parameter.type, "a parameter", choices, closest)
-                )
+                self._unknown_type(parameter.type, span, "a parameter", _PARAMETER_TYPES)
             first[name] = parameter
         self._sound[definition.name] = len(self.errors) == before
         return self._sound[definition.name]
+
+    def _unknown_type(self, name: str, span: Span, what: str, choices: tuple[str, ...]) -> None:
+        closest = TYPE_SYNONYMS.get(name) or find_closest(name, choices)
+        place = find_word(span, name)
+        self.report(UnknownType(place, name, what, list_choices(choices), closest))
 
     def _match(
         self,
@@ -930,7 +956,7 @@ class Elaborator:
         if isinstance(bound, Captured | Failed):
             return bound
         what = node.name if isinstance(node, ast.Name) else parameter.name
-        found = f"`{parameter.name}` takes the bare name of a tensor"
+        found = f"the parameter `{parameter.name}` takes the bare name of a tensor"
         tensors = [name for name, b in scope.names.items() if isinstance(b, Captured)]
         advice = _did_you_mean(what, tensors) if isinstance(node, ast.Name) else None
         if isinstance(node, ast.Index):
@@ -956,11 +982,11 @@ class Elaborator:
             return Failed()
         if parameter.type == "flag" and not isinstance(converted, Const):
             advice = "a flag is set by its name, or by `true` or `false`"
-            self.report(NotConstant(node.span, what, "this", "a run-time value", advice), scope)
+            text = short_text(node.span)
+            self.report(NotConstant(node.span, what, text, "a run-time value", advice), scope)
             return Failed()
         if _count_uses(definition.body, parameter.name) > 1:
-            name = f"{definition.name}_{parameter.name}"
-            converted = self._shared(converted, name, _at(node.span, scope))
+            converted = self._shared(converted, parameter.name, _at(node.span, scope))
         return Value(converted, kind)
 
 
@@ -1123,16 +1149,39 @@ def _takes(name: str) -> str:
     return f"{least} or more arguments" if most is None else _count_of(least, "argument")
 
 
+def short_text(span: Span) -> str:
+    """What stands at a place, on one line; `…` where it is long."""
+    text = " ".join(span.text.split())
+    return text if len(text) <= 40 else "…"
+
+
 def _count_of(n: int, one: str, many: str | None = None) -> str:
     return f"{n} {one}" if n == 1 else f"{n} {many or one + 's'}"
 
 
-def _choices(*names: str) -> str:
+def list_choices(names: Sequence[str]) -> str:
+    """`int, float or bool`"""
     return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-def _did_you_mean(name: str, candidates: Iterable[str]) -> str | None:
-    closest = find_closest(name, candidates) or _SYNONYMS.get(name)
+def find_word(span: Span, word: str, number: int = 0) -> Span:
+    """The place of a word inside of a span; the whole span where it is not there."""
+    found = list(re.finditer(rf"\b{re.escape(word)}\b", span.text))
+    if number >= len(found):
+        return span
+    start, end = found[number].span()
+    return span.source.span(span.start + start, span.start + end)
+
+
+def _did_you_mean(
+    name: str, candidates: Iterable[str], definitions: Iterable[str] = ()
+) -> str | None:
+    """Advice; of definitions, which are many, only a very similar name."""
+    closest = (
+        find_closest(name, definitions, cutoff=0.8)
+        or find_closest(name, candidates)
+        or _SYNONYMS.get(name)
+    )
     return None if closest is None else f"did you mean `{closest}`?"
 
 
@@ -1155,16 +1204,17 @@ def _read_example(tensor: Tensor) -> str:
 
 def _power_advice(e: ast.Binary, exponent: Expr) -> tuple[str, str]:
     """What the exponent is, and what to write instead of `**`."""
-    base = e.left.span.text
+    base = short_text(e.left.span)
     match exponent:
         case Const(value) if value in (0.5, -0.5):
             return f"{value}", f"write `{'rsqrt' if value < 0 else 'sqrt'}({base})`"
         case Const(float(value)) if value.is_integer() and 0 <= value <= MAX_EXPONENT:
             return "a float", f"write `** {int(value)}`"
         case Const(int(value)) if value < 0 and -value <= MAX_EXPONENT:
-            return f"{value}", f"write `1 / {base} ** {-value}`, with parentheses where needed"
+            power = "" if value == -1 else f"**{-value}"
+            return f"{value}", f"write `1 / ({base}){power}`"
         case Const(value):
             found = print_number(value)
         case _:
             found = "not a constant"
-    return found, f"for a positive base write `exp({e.right.span.text} * log({base}))`"
+    return found, f"for a positive base write `exp({short_text(e.right.span)} * log({base}))`"

@@ -38,11 +38,15 @@ __all__ = [
     "Unit",
     "canonical_text",
     "expressions",
+    "is_library",
     "library_names",
     "load_file",
     "load_text",
     "walk",
 ]
+
+_LIBRARY: Final = "attngen/library/"
+"""Library files are shown under names that begin so."""
 
 MAX_BYTES: Final = 1 << 20
 """A larger file is no `.attn` file."""
@@ -110,6 +114,11 @@ def library_names() -> Mapping[str, Traversable]:
     return dict(sorted(found.items()))
 
 
+def is_library(definition: ast.Definition) -> bool:
+    """Whether a definition comes from attngen's own library."""
+    return definition.span.source.name.startswith(_LIBRARY)
+
+
 # ---- files -------------------------------------------------------------------------------
 
 
@@ -139,7 +148,7 @@ def _library_module(name: str) -> _Module | None:
     entry = library_names().get(name)
     if entry is None:
         return None
-    return _parse_module(entry.read_text(encoding="utf-8"), f"library/{name}.attn", None)
+    return _parse_module(entry.read_text(encoding="utf-8"), f"{_LIBRARY}{name}.attn", None)
 
 
 def _parse_module(

@@ -142,7 +142,8 @@ class Mistake:
 
     @property
     def at_text_end(self) -> bool:
-        return all(t.type in (NEW_LINE, END) for t in self.tokens[self.at :])
+        last = self.found if self.found.type != NEW_LINE else self.tokens[self.at + 1]
+        return last.type == END
 
     @property
     def first_on_line(self) -> bool:
@@ -262,6 +263,8 @@ def _unknown_statement(m: Mistake) -> Diagnostic | None:
     word, span = m.found.text, m.found.span
     if word in _FOREIGN:
         return errors.ForeignSyntax(span, word, _FOREIGN[word])
+    if m.scope != "file" and word in TOP_LEVEL:
+        return errors.MisplacedStatement(span, word, "outside of every block")
     if m.scope == "file":
         if word in STATEMENTS:
             return errors.MisplacedStatement(span, word, "inside of an `attention` block")

@@ -25,14 +25,7 @@ from attngen.frontend.build_ast import Builder
 from attngen.frontend.comments import attach_comments
 from attngen.frontend.errors import EmptyProgram, OnlyComments, UnclosedBracket
 from attngen.frontend.mistakes import Mistake, closest_word, explain
-from attngen.frontend.tokens import (
-    END,
-    NEW_LINE,
-    RESERVED_WORDS,
-    STARTS,
-    TOP_LEVEL,
-    Token,
-)
+from attngen.frontend.tokens import END, NEW_LINE, RESERVED_WORDS, STARTS, TOP_LEVEL, Token
 
 __all__ = ["parse"]
 
@@ -51,9 +44,11 @@ def parse(source: Source) -> File:
     tokens, comments = _tokenize(source)
     end = len(source.text.rstrip(" \t\r\n"))
     place = source.span(end, end)
-    if not any(token.type != NEW_LINE for token in tokens):
+    if all(token.type == NEW_LINE for token in tokens):
         raise AttnError(OnlyComments(place) if comments else EmptyProgram(place))
-    tokens += [Token(NEW_LINE, "", place), Token(END, "", place)]
+    if tokens[-1].type != NEW_LINE:
+        tokens.append(Token(NEW_LINE, "", place))
+    tokens.append(Token(END, "", place))
     return attach_comments(_Run(tokens).file(), comments)
 
 
@@ -82,10 +77,11 @@ class _Run:
     brackets: list[Token] = field(default_factory=list)
     """The open `(` and `[` of the statement."""
 
-    parser: _Parser = field(default_factory=lambda: _new_parser())
+    parser: _Parser = field(init=False)
     checkpoint: _Parser = field(init=False)
 
     def __post_init__(self) -> None:
+        self.parser = _new_parser()
         self._begin_statement()
 
     def file(self) -> File:
@@ -106,13 +102,15 @@ class _Run:
     # ---- one token
 
     def _step(self, token: Token) -> File | None:
+        """Take one token; the file comes back with the last one."""
         if token.type == NEW_LINE and self._ends_nothing():
             self.at += 1
-            self.start += not self.fed
+            if not self.fed:
+                self.start = self.at
             return None
-        if self.block and not self.fed and (token.type == END or token.text in TOP_LEVEL):
+        if self.block and not self.fed and _begins_anew(token):
             self._close_block_early(token)
-        if token.type == END and self.errors and not self.fed:
+        if token.type == END and not self.fed and self.errors:
             self.at += 1
             return None
         if token.type == "RBRACE" and self.block and not self.brackets:
@@ -136,21 +134,20 @@ class _Run:
 
     def _ends_nothing(self) -> bool:
         """A line end that does not matter: an empty line, inside brackets, in front of `{`."""
-        behind = next((t for t in self.tokens[self.at :] if t.type != NEW_LINE), None)
-        before_brace = behind is not None and behind.type == "LBRACE" and self.scope == "file"
-        return not self.fed or bool(self.brackets) or before_brace
+        if not self.fed or self.brackets:
+            return True
+        return self.scope == "file" and self.tokens[self.at + 1].type == "LBRACE"
 
     def _feed(self, token: Token) -> object:
-        choices = self.parser.choices()
-        if (
-            token.type not in choices
-            and token.text.isidentifier()
-            and token.text not in RESERVED_WORDS
-        ):
+        if token.type not in self.parser.choices() and self._may_be_name(token):
             token = Token("NAME", token.text, token.span)
         result = self.parser.feed_token(token)
         self.fed.append(token)
         return result
+
+    def _may_be_name(self, token: Token) -> bool:
+        begins_item = token.text in TOP_LEVEL and not self.fed
+        return token.text.isidentifier() and token.text not in RESERVED_WORDS and not begins_item
 
     def _begin_statement(self) -> None:
         self.start, self.fed, self.brackets = self.at, [], []
@@ -188,16 +185,16 @@ class _Run:
         """Move to where a next statement plausibly begins."""
         depth, braces, at = len(self.brackets), 0, self.at
         while (token := self.tokens[at]).type != END:
-            if at > self.start and not braces:
+            if token.type == "LBRACE":
+                if not braces and self._enter_block(at):
+                    return
+                braces += 1
+            elif at > self.start and not braces:
                 new_line = self.tokens[at - 1].type == NEW_LINE
                 if new_line and (depth <= 0 or token.text in STARTS[self.scope]):
                     break
                 if token.type == "RBRACE" and self.block:
                     break
-            if token.type == "LBRACE":
-                if not braces and self._enter_block(at):
-                    return
-                braces += 1
             depth += (token.type in _OPENING) - (token.type in _CLOSING)
             braces -= token.type == "RBRACE" and braces > 0
             at += 1
@@ -223,17 +220,19 @@ class _Run:
     def _close_block_early(self, token: Token) -> None:
         """Report that a `}` is missing in front of `token`, and go on as if it were there."""
         assert self.block is not None
-        cut_short = token.type == END and self.errors and self._ends_with_error(token)
-        if not cut_short:
-            place = token.span.source.span(token.span.start, token.span.start)
+        place = token.span.source.span(token.span.start, token.span.start)
+        last = self.errors[-1].span if self.errors else None
+        if token.type != END or last is None or last.end != place.end:  # not said already
             self.errors.append(UnclosedBracket(place, "{", "}", self.block.span))
         self._feed(Token("RBRACE", "}", token.span))
         self.block, self.scope = None, "file"
         self._end_statement(token)
 
-    def _ends_with_error(self, end: Token) -> bool:
-        last = self.errors[-1].span
-        return last is not None and last.end == end.span.start
+
+def _begins_anew(token: Token) -> bool:
+    """Whether a block must have ended before this: the end, or `attention` in column 1."""
+    at_left = token.text in TOP_LEVEL and token.span.first.column == 1
+    return token.type == END or at_left
 
 
 # ---- Lark --------------------------------------------------------------------------------
@@ -278,11 +277,13 @@ def _new_parser() -> _Parser:
 
 
 def _tokenize(source: Source) -> tuple[list[Token], list[Token]]:
-    """The tokens and the comments of a text."""
+    """The tokens and the comments of a text; of several line ends in a row, the first."""
     lexer: Any = _lark().parse_interactive(source.text)
     tokens: list[Token] = []
     comments: list[Token] = []
     for token in lexer.lexer_thread.lex(lexer.parser_state):
+        if token.type == NEW_LINE and tokens and tokens[-1].type == NEW_LINE:
+            continue
         kept = Token(token.type, str(token), source.span(token.start_pos, token.end_pos))
         (comments if token.type == "COMMENT" else tokens).append(kept)
     return tokens, comments

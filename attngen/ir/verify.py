@@ -141,9 +141,11 @@ def _row_state(a: Attention) -> Iterator[str]:
 
 
 def _state_formulas(state: RowState) -> Iterator[tuple[str, Expr]]:
+    yield "raise_max", state.raise_max
     yield "weight", state.weight
     yield "rescale", state.rescale
     yield "output", state.output
+    yield "output_of_normalized", state.output_of_normalized
     if state.lse is not None:
         yield "lse", state.lse
 
@@ -283,11 +285,12 @@ def _call_problem(node: Call) -> str | None:
 
 _NEEDS: Final[dict[Op, tuple[Op, ...]]] = {
     Op.SCORES: (Op.LOAD_QUERY, Op.LOAD_KEY),
-    Op.WEIGHTS: (Op.SCORES,),
+    Op.MASK: (Op.SCORES,),
+    Op.WEIGHTS: (Op.MASK,),
     Op.ADD_SUM: (Op.WEIGHTS,),
     Op.NORMALIZE_WEIGHTS: (Op.WEIGHTS,),
     Op.ACCUMULATE: (Op.WEIGHTS, Op.LOAD_VALUE),
-    Op.RAISE_MAX: (Op.SCORES,),
+    Op.RAISE_MAX: (Op.MASK,),
     Op.RESCALE_SUM: (Op.RAISE_MAX,),
     Op.RESCALE_ACC: (Op.RAISE_MAX,),
     Op.FINALIZE: (Op.ACCUMULATE,),
@@ -295,8 +298,8 @@ _NEEDS: Final[dict[Op, tuple[Op, ...]]] = {
 """Steps that have run at least once before a step first runs."""
 
 _PER_TILE: Final[dict[Axis, tuple[Op, ...]]] = {
-    Axis.Q: (Op.LOAD_QUERY, Op.SCORES, Op.FINALIZE),
-    Axis.KV: (Op.LOAD_KEY, Op.LOAD_VALUE, Op.SCORES, Op.ACCUMULATE),
+    Axis.Q: (Op.LOAD_QUERY, Op.SCORES, Op.MASK, Op.FINALIZE),
+    Axis.KV: (Op.LOAD_KEY, Op.LOAD_VALUE, Op.SCORES, Op.MASK, Op.ACCUMULATE),
 }
 """Steps that work on one tile of an axis, and so stand inside a loop over it."""
 

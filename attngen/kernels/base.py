@@ -40,6 +40,11 @@ class KernelFamily(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def templates(self) -> tuple[str, ...]:
+        """The files its text comes from; its template is the first."""
+        ...
+
     def reasons_against(
         self, attention: Attention, schedule: Schedule, target: Target
     ) -> tuple[str, ...]:

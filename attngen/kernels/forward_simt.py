@@ -105,6 +105,7 @@ class Context:
 @dataclass(frozen=True, slots=True)
 class ForwardSimt:
     name: str = "forward_simt"
+    templates: tuple[str, ...] = _TEMPLATES
 
     def reasons_against(
         self, attention: Attention, schedule: Schedule, target: Target

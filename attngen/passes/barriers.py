@@ -21,6 +21,7 @@ from attngen.ir.program import Loop, Node, Op, Step
 
 __all__ = ["SharedUse", "place_barriers"]
 
+
 @final
 @dataclass(frozen=True, slots=True)
 class _Pending:

@@ -11,8 +11,6 @@ change the sign of zero, or hide an infinity or a NaN.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
-
 import numpy as np
 
 from attngen.ir.attention import Attention
@@ -41,18 +39,18 @@ __all__ = ["fold_constants", "fold_expr"]
 
 def fold_constants(attention: Attention) -> Attention:
     """Fold every expression of a variant; the same object when nothing changed."""
-    new = {
-        "scale": fold_expr(attention.scale),
-        "scores": tuple(fold_expr(e) for e in attention.scores),
-        "mask": _drop_true(_fold_optional(attention.mask)),
-        "sink": _fold_optional(attention.sink),
-        "length_q": _fold_optional(attention.length_q),
-        "length_kv": _fold_optional(attention.length_kv),
-    }
-    changed = {
-        name: value for name, value in new.items() if not _same(value, getattr(attention, name))
-    }
-    return replace(attention, **changed) if changed else attention
+    folded = replace(
+        attention,
+        scale=fold_expr(attention.scale),
+        scores=tuple(fold_expr(e) for e in attention.scores),
+        mask=_drop_true(_fold_optional(attention.mask)),
+        sink=_fold_optional(attention.sink),
+        length_q=_fold_optional(attention.length_q),
+        length_kv=_fold_optional(attention.length_kv),
+    )
+    before, after = attention.expressions(), folded.expressions()
+    same = len(before) == len(after) and all(a is b for a, b in zip(before, after, strict=True))
+    return attention if same else folded
 
 
 def fold_expr(e: Expr) -> Expr:
@@ -68,13 +66,7 @@ def _drop_true(mask: Expr | None) -> Expr | None:
     return None if isinstance(mask, Const) and mask.value is True else mask
 
 
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, tuple):
-        return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
-    return a is b
-
-
-def _fold_node(e: Expr) -> Expr:  # noqa: C901 - one law per case
+def _fold_node(e: Expr) -> Expr:
     span = e.span
     match e:
         case Let(_, Const(value)):
@@ -118,24 +110,24 @@ def _is_int(e: Binary) -> bool:
     return all(isinstance(x.value, int) for x in (e.left, e.right) if isinstance(x, Const))
 
 
-def _arithmetic(op: BinaryOp, a: Any, b: Any) -> int | float:
+def _arithmetic(op: BinaryOp, a: float, b: float) -> int | float:
     match op:
         case BinaryOp.ADD:
-            return a + b  # type: ignore[no-any-return]
+            return a + b
         case BinaryOp.SUB:
-            return a - b  # type: ignore[no-any-return]
+            return a - b
         case BinaryOp.MUL:
-            return a * b  # type: ignore[no-any-return]
+            return a * b
         case BinaryOp.DIV:
             with np.errstate(all="ignore"):
                 return float(np.float64(a) / np.float64(b))
         case BinaryOp.FLOORDIV:
-            return a // b if b else 0  # type: ignore[no-any-return]
+            return a // b if b else 0
         case BinaryOp.MOD:
-            return a % b if b else 0  # type: ignore[no-any-return]
+            return a % b if b else 0
 
 
-def _compare(op: CompareOp, a: Any, b: Any) -> bool:
+def _compare(op: CompareOp, a: float, b: float) -> bool:
     results = {
         CompareOp.LT: a < b, CompareOp.LE: a <= b, CompareOp.EQ: a == b,
         CompareOp.NE: a != b, CompareOp.GE: a >= b, CompareOp.GT: a > b,

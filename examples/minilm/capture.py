@@ -129,7 +129,8 @@ class MiniLM:
 def gelu(x: Array) -> Array:
     """x · Φ(x), with the exact error function, as the model's configuration says."""
     erf = np.vectorize(math.erf, otypes=[np.float32])(x * np.float32(math.sqrt(0.5)))
-    return x * np.float32(0.5) * (1 + erf)
+    y: Array = x * np.float32(0.5) * (1 + erf)
+    return y
 
 
 def attend(layer: int, q: Array, k: Array, v: Array, length: Array) -> Array:
@@ -211,7 +212,7 @@ def load(place: Path) -> Capture:
             found = dict(file)
     else:
         found = {}
-        for path in sorted(place.glob("*.npz")):
+        for path in (place / "model.npz", *place.glob("layer*.npz")):
             with np.load(path) as file:
                 found |= {f"{path.stem}/{name}": file[name] for name in file.files}
     of_model = {key: found[f"model/{key}"] for key in ("tokens", "length", "context", "embedding")}
@@ -256,7 +257,10 @@ def main() -> int:
         description="Save q, k, v and the attention of every layer of all-MiniLM-L6-v2."
     )
     parser.add_argument("out", type=Path, help="a folder, or one .npz file")
-    parser.add_argument("--sentences", type=int, metavar="N", help="only the first N sentences")
+    counts = range(1, len(SENTENCES) + 1)
+    parser.add_argument(
+        "--sentences", type=int, choices=counts, metavar="N", help="only the first N sentences"
+    )
     parser.add_argument("--check", action="store_true", help="compare with the package's forward")
     options = parser.parse_args()
     try:

@@ -21,9 +21,7 @@ def compiler() -> CppCompiler:
 
 
 @pytest.fixture(scope="session")
-def build(
-    compiler: CppCompiler, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Path]:
+def build(compiler: CppCompiler, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """`build(name)` or `build(name, changed_body)`: the library of one of `kernels/`."""
     cache = tmp_path_factory.mktemp("libraries")
 

@@ -349,7 +349,9 @@ def test_the_message_names_place_thread_and_access(build: Build) -> None:
 def test_of_several_failing_blocks_the_first_is_reported(build: Build) -> None:
     body = body_of("reduce").replace("sum = warp_sum(sum);", "if (ag_block() >= 5) return;")
     case = reduce_case(blocks=40)
-    body = body.replace("    ag_sync();", "    if (ag_block() == 4 && warp == 0) return;\n    ag_sync();")
+    body = body.replace(
+        "    ag_sync();", "    if (ag_block() == 4 && warp == 0) return;\n    ag_sync();"
+    )
     library = build("reduce", body)
     for _ in range(10):
         assert "of block 4 " in fault_of(case, library, workers=4).text

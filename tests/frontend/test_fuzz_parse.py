@@ -8,20 +8,30 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attngen.diagnostics.diagnostic import AttnError
+from attngen.diagnostics.diagnostic import AttnError, Diagnostic
 from attngen.diagnostics.render import render_plain, to_json
 from attngen.diagnostics.span import Source
 from attngen.frontend import ast
 from attngen.frontend.format import format_expr, format_file
 from attngen.frontend.parse import parse
-from attngen.frontend.tokens import RESERVED_WORDS
+from attngen.frontend.tokens import RESERVED_WORDS, STATEMENTS, TOP_LEVEL
 
 DATA = Path(__file__).parent.parent / "data"
 PROGRAMS = [
     path.read_text(encoding="utf-8")
     for path in sorted([*(DATA / "format").glob("*.attn"), *(DATA / "errors").glob("a1*.attn")])
 ]
-WORDS = ["import", "define", "attention", "schedule", "dtype", "head_dim", "heads", "const", "param", "tensor", "length", "let", "scale", "score", "mask", "weights", "output", "where", "tile", "loop", "transform", "and", "or", "not", "true", "false", "inf", "nan", "True", "if", "else", "lambda", "q", "kv", "s", "x", "0", "1", "2.5", "1e9", "007", "(", "(", ")", ")", "[", "[", "]", "]", "{", "{", "}", "}", ",", ":", "=", "==", "<=", "<", "!=", "!", "&", "&&", "|", "+", "-", "*", "**", "/", "//", "%", "?", ".", ";", "@", "≤", '"', "'"] + ["\n", "\n", "\r\n", "\r", "\t", "# c", '"a.attn"', "\u202e", "\x00", "\ufeff"]
+_SIGNS = """( ( ) ) [ [ ] ] { { } } , : = == <= < != ! & && | + - * ** / // % ? . ; @ ≤ " '"""
+_OTHERS = "where tile loop transform True if else lambda q kv s x 0 1 2.5 1e9 007"
+_ODD = ("\n", "\n", "\r\n", "\r", "\t", "# c", '"a.attn"', "\u202e", "\x00", "\ufeff")
+WORDS = [
+    *TOP_LEVEL,
+    *STATEMENTS,
+    *RESERVED_WORDS,
+    *_SIGNS.split(),
+    *_OTHERS.split(),
+    *_ODD,
+]
 
 NOWHERE = Source("nowhere", "").span(0, 0)
 
@@ -31,20 +41,24 @@ def check(text: str) -> None:
     try:
         file = parse(source)
     except AttnError as error:
-        assert error.diagnostics
-        for diagnostic in error.diagnostics:
-            for span in (diagnostic.span, *(note.span for note in diagnostic.notes())):
-                assert span is not None
-                assert span.source is source
-                assert 0 <= span.start <= span.end <= len(text)
-            assert "_NL" not in diagnostic.message()
-            assert render_plain(diagnostic)
-            assert to_json(diagnostic)
+        check_errors(source, error.diagnostics)
     else:
         once = format_file(file)
         again = parse(Source("once.attn", once))
         assert again == file
         assert format_file(again) == once
+
+
+def check_errors(source: Source, diagnostics: tuple[Diagnostic, ...]) -> None:
+    assert diagnostics
+    for diagnostic in diagnostics:
+        for span in (diagnostic.span, *(note.span for note in diagnostic.notes())):
+            assert span is not None
+            assert span.source is source
+            assert 0 <= span.start <= span.end <= len(source.text)
+        assert "_NL" not in diagnostic.message()
+        assert render_plain(diagnostic)
+        assert to_json(diagnostic)
 
 
 @given(st.lists(st.sampled_from(WORDS), max_size=60).map(" ".join))
@@ -154,8 +168,7 @@ def files(draw: st.DrawFn) -> ast.File:
         st.builds(ast.Weights, names, optional, here, comments),
         st.builds(ast.Output, st.lists(names, min_size=1, max_size=3).map(tuple), here, comments),
     )  # fmt: skip
-    top_level = ("import", "define", "attention", "schedule")
-    keys = names.filter(lambda name: name not in top_level)
+    keys = names.filter(lambda name: name not in TOP_LEVEL)
     settings_ = st.builds(
         ast.Setting,
         keys,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast as python_ast
 import math
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,7 +14,9 @@ from hypothesis import strategies as st
 from attngen.diagnostics.span import Source, Span
 from attngen.frontend import ast
 from attngen.frontend.build_ast import MAX_DEPTH, Builder
+from attngen.frontend.format import format_file
 from attngen.frontend.parse import _lark, parse
+from attngen.frontend.tokens import RESERVED_WORDS, SCHEDULE_KEYS, STATEMENTS, TOP_LEVEL
 
 NOWHERE = Source("nowhere", "").span(0, 0)
 
@@ -140,10 +144,10 @@ def test_constants_and_numbers() -> None:
         assert type(literal.value) is type(python_ast.literal_eval(text))
 
 
-@pytest.mark.parametrize(
-    "word",
-    ["import", "define", "attention", "schedule", "dtype", "head_dim", "heads", "const", "param", "tensor", "length", "let", "scale", "score", "mask", "weights", "output", "where", "q", "kv", "tile", "loop", "auto", "any", "lambda", "transform"],
-)
+FREE_WORDS = "where q kv tile loop auto any lambda transform"
+
+
+@pytest.mark.parametrize("word", [*TOP_LEVEL, *STATEMENTS, *FREE_WORDS.split()])
 def test_words_are_names_where_no_statement_begins(word: str) -> None:
     assert expr(word) == name(word)
     assert statement(f"let {word} = 1") == ast.Let(word, number(1), NOWHERE, NOWHERE)
@@ -184,7 +188,8 @@ def test_line_ends(text: str) -> None:
 def test_comments_are_kept() -> None:
     file = tree(
         "# top\n\n# of a\nattention a {  # behind a\n\n"
-        "  # above x\n  mask (x  # inside\n  )  # behind x\n\n  mask y\n  # last\n}  # after\n\n# end"
+        "  # above x\n  mask (x  # inside\n  )  # behind x\n\n  mask y\n  # last\n}  # after\n"
+        "\n# end"
     )
     (attention,) = file.items
     assert isinstance(attention, ast.Attention)
@@ -238,7 +243,7 @@ def from_python(node: python_ast.expr) -> ast.Expr:
 
 
 def combine(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-    binary = [" + ", " - ", " * ", " / ", " // ", " % ", "**", " < ", " <= ", " == ", " != ", " and ", " or "]
+    binary = ["**", *(f" {op} " for op in _OPERATORS.values() if op not in ("not", "**"))]
     return st.one_of(
         st.tuples(inner, st.sampled_from(binary), inner).map("".join),
         st.tuples(st.sampled_from(["-", "+", "not "]), inner).map("".join),
@@ -392,3 +397,11 @@ def test_every_rule_has_a_builder_method() -> None:
         callback = rule.alias or rule.options.template_source or rule.origin.name
         if not callback.startswith("_") and not (rule.options.expand1 and not rule.alias):
             assert hasattr(Builder, callback), callback
+
+
+def test_the_language_page_is_true() -> None:
+    page = (Path(__file__).parents[2] / "grammar" / "README.md").read_text("utf-8")
+    (example,) = re.findall(r"```attn\n(.*?)```", page, flags=re.DOTALL)
+    assert format_file(tree(example)) == example
+    words = {*TOP_LEVEL, *STATEMENTS, *SCHEDULE_KEYS, *RESERVED_WORDS}
+    assert {word for word in words if not re.search(rf"\b{word}\b", page)} == set()

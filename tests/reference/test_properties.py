@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attngen.frontend.load import Unit, load_text
+from attngen.frontend.load import load_text
 from attngen.reference.oracle import Reference, reference
 
 SCORES = (
@@ -23,8 +23,11 @@ MASKS = (
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> tuple[Unit, dict[str, Any]]:
-    """A variant and its arrays."""
+def problems(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
+    """The text of a variant, and its arrays.
+
+    Some lines make NaN of the -inf that a line above them gave: NaN has laws to keep, too.
+    """
     group, Hkv = draw(st.sampled_from([(1, 1), (2, 1), (1, 2), (3, 2)]))
     B, Sq, Skv = draw(st.integers(1, 2)), draw(st.integers(1, 9)), draw(st.integers(1, 13))
     D, Dv = draw(st.integers(1, 6)), draw(st.integers(1, 4))
@@ -46,17 +49,18 @@ def problems(draw: st.DrawFn) -> tuple[Unit, dict[str, Any]]:
         "v": normal(B, Hkv, Skv, Dv),
         "tensors": {"bias": normal(group * Hkv, Skv)},
     }
-    return load_text(f"attention test {{\n{body}}}"), arrays
+    return f"attention test {{\n{body}}}", arrays
 
 
 def close(a: Any, b: Any) -> bool:
-    return bool(np.allclose(a, b, rtol=1e-9, atol=1e-9))
+    return bool(np.allclose(a, b, rtol=1e-9, atol=1e-9, equal_nan=True))
 
 
 @settings(deadline=None, max_examples=60)
 @given(problems(), st.randoms(use_true_random=False))
 def test_the_order_of_keys_does_not_matter(problem: Any, random: Any) -> None:
-    unit, arrays = problem
+    text, arrays = problem
+    unit = load_text(text)
     order = list(range(arrays["k"].shape[2]))
     random.shuffle(order)
     whole, shuffled = reference(unit, **arrays), reference(unit, **arrays, keys=order)
@@ -69,7 +73,8 @@ def test_the_order_of_keys_does_not_matter(problem: Any, random: Any) -> None:
 @settings(deadline=None, max_examples=60)
 @given(problems(), st.data())
 def test_parts_merge_to_the_whole(problem: Any, data: st.DataObject) -> None:
-    unit, arrays = problem
+    text, arrays = problem
+    unit = load_text(text)
     Skv = arrays["k"].shape[2]
     cuts = sorted(data.draw(st.lists(st.integers(0, Skv), max_size=3)))
     edges = [0, *cuts, Skv]
@@ -87,7 +92,8 @@ def test_parts_merge_to_the_whole(problem: Any, data: st.DataObject) -> None:
 @settings(deadline=None, max_examples=60)
 @given(problems(), st.sampled_from(["fp16", "bf16", "fp32"]))
 def test_bounds_are_never_negative_and_grow_with_the_unit(problem: Any, dtype: str) -> None:
-    unit, arrays = problem
+    text, arrays = problem
+    unit = load_text(text)
     found = reference(unit, **arrays, dtype=dtype)
     assert (found.bound >= 0).all()
     assert (np.asarray(found.lse_bound) >= 0).all()
@@ -99,7 +105,8 @@ def test_bounds_are_never_negative_and_grow_with_the_unit(problem: Any, dtype: s
 @settings(deadline=None, max_examples=60)
 @given(problems())
 def test_rows_are_independent(problem: Any) -> None:
-    unit, arrays = problem
+    text, arrays = problem
+    unit = load_text(text)
     whole = reference(unit, **arrays)
     for row in range(arrays["q"].shape[2]):
         one = reference(unit, **arrays, rows=[row])

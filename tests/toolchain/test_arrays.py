@@ -126,6 +126,50 @@ def test_a_view_keeps_the_memory_alive() -> None:
     assert watch() is None
 
 
+def test_a_view_keeps_an_exported_temporary_alive() -> None:
+    class Copying(Exporter):
+        def __dlpack__(self, **options: Any) -> Any:
+            temporary = self.array.copy()
+            self.watch = weakref.ref(temporary)
+            return temporary.__dlpack__(**options)
+
+    exporter = Copying(BASE)
+    found = view(exporter, "q")
+    gc.collect()
+    assert exporter.watch() is not None
+    assert read_floats(found) == list(BASE.ravel())
+    del found
+    gc.collect()
+    assert exporter.watch() is None
+
+
+class RawExporter:
+    """A capsule made by hand, for what NumPy never exports: an offset, no strides, vectors."""
+
+    def __init__(self, *, offset: int = 0, code: int = 2, bits: int = 32, lanes: int = 1) -> None:
+        self.shape = (ctypes.c_int64 * 2)(2, 3)
+        self.tensor = device_module._DLTensor(
+            BASE.ctypes.data, 1, 0, 2, code, bits, lanes, self.shape, None, offset
+        )
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+    def __dlpack__(self) -> Any:
+        make = ctypes.PYFUNCTYPE(
+            ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
+        )(("PyCapsule_New", ctypes.pythonapi))
+        return make(ctypes.addressof(self.tensor), b"dltensor", None)
+
+
+def test_the_rarer_fields_of_dlpack() -> None:
+    found = view(RawExporter(offset=8), "q")
+    assert found[:5] == (BASE.ctypes.data + 8, (2, 3), (3, 1), "fp32", CPU)
+    assert read_floats(found) == [2, 3, 4, 5, 6, 7]
+    assert "float32x4" in catch(RawExporter(lanes=4)).message()
+    assert "DLPack type 9" in catch(RawExporter(code=9, bits=8)).message()
+
+
 @pytest.mark.parametrize(
     ("dtype", "has"),
     [("f8", "float64"), ("c8", "complex64"), ("u8", "uint64"), ("u2", "uint16")],

@@ -134,6 +134,19 @@ def test_what_is_no_cubin_is_refused() -> None:
         assert caught.value.diagnostics[0].code == "A507"
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_section_beyond_the_end_is_refused(name: str) -> None:
+    whole = compile_tiny(name)
+    (table,) = struct.unpack_from("<Q", whole, 40)
+    (count,) = struct.unpack_from("<H", whole, 60)
+    refused = 0
+    for i in range(count):
+        data = bytearray(whole)
+        struct.pack_into("<Q", data, table + 64 * i + 32, len(whole) + 1)  # its size
+        refused += code_of(bytes(data)) == "A507"
+    assert refused >= count - 4  # all but those that occupy no bytes of the file
+
+
 @pytest.mark.parametrize("name", ["sm_80", "sm_100a"])
 def test_damage_is_a_typed_error_or_harmless(name: str) -> None:
     whole = compile_tiny(name)

@@ -115,7 +115,8 @@ def test_grid_and_threads_are_checked(module: CudaModule, driver: FakeDriver) ->
 
 def test_nothing_is_done_for_an_empty_grid(module: CudaModule, driver: FakeDriver) -> None:
     run(module, grid=0)
-    assert driver.launches == driver.loads == []
+    assert not driver.launches
+    assert not driver.loads
 
 
 @pytest.mark.parametrize("dynamic", [0, 49151, 49152, 49168, 227 * 1024 - STATIC_SHARED_BYTES])
@@ -212,7 +213,8 @@ def test_a_loaded_kernel_can_be_captured(module: CudaModule, driver: FakeDriver)
     error = catch(module)
     assert error.code == "A613"
     assert "prepare" in (error.hint_text() or "")
-    assert driver.loads == driver.launches == []
+    assert not driver.launches
+    assert not driver.loads
     driver.is_capturing_now = False
     module.prepare(KERNEL, GPU_0, shared_bytes=512)
     driver.is_capturing_now = True

@@ -1,0 +1,259 @@
+"""The manifest of a compiled program: what another language needs to launch it.
+
+    {"launches": [{"kernel": …, "grid": "B * Hq * ceil_div(q_end - q_begin, 16)", …}],
+     "arguments": {"bytes": 312, "fields": [{"name": "q", "offset": 0, …}, …]}, …}
+
+A launch takes one parameter, the argument struct by value: fill its fields at their offsets,
+allocate the workspaces, evaluate the grid's formula, and call `cuLaunchKernel`.  Formulas are
+text over names of integer fields and `rows`; `ceil_div(a, b)` is the smallest integer that is
+not below a / b.  The same program and compiler give the same bytes; nothing of the machine,
+the time or the folder is in it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from enum import Enum
+from hashlib import sha256
+from typing import Any, Final
+
+from attngen import __version__
+from attngen.backend.cubin import KernelResources, read_resources
+from attngen.backend.nvrtc import FIXED_OPTIONS, Compiled, spills_from_log
+from attngen.codegen.arguments import ArgumentLayout, Field
+from attngen.codegen.render import template_digest
+from attngen.compiler import Rendered
+from attngen.ir.attention import Attention, Param, Tensor
+from attngen.ir.digest import digest_attention
+from attngen.ir.program import Launch, Workspace
+from attngen.ir.schedule import LoopOrder
+from attngen.kernels import all_families
+
+__all__ = ["FORMAT", "build_manifest", "format_manifest", "grid_formula"]
+
+FORMAT: Final = "attngen-manifest/1"
+"""Changes when a field goes or changes its meaning; new fields leave it as it is."""
+
+_FLOAT_BYTES: Final = 4
+_TYPES: Final = {"Q": ("pointer", 8), "q": ("int64", 8), "i": ("int32", 4), "f": ("float32", 4)}
+_SIZES: Final = {
+    "B": "batch", "Hq": "query heads", "Hkv": "key/value heads", "Sq": "query rows of the problem",
+    "Skv": "keys of the problem",
+}  # fmt: skip
+
+
+def build_manifest(
+    rendered: Rendered, compiled: Compiled, files: Mapping[str, str]
+) -> dict[str, Any]:
+    """The manifest as plain data.
+
+    `compiled` is the program's cubin; `files` names the files written beside the manifest, by
+    kind (`cu`, `cubin`, …).
+
+    Errors:  A507 when the cubin is damaged.
+    """
+    attention, launch = rendered.program.attention, rendered.launch
+    resources = read_resources(compiled.binary)
+    spills = spills_from_log(compiled.log)
+    families = all_families()
+    templates = families[launch.family].templates
+    return {
+        "format": FORMAT,
+        "attngen_version": __version__,
+        "name": attention.name,
+        "target": rendered.target.name,
+        "files": dict(files),
+        "attention": _attention(attention),
+        "schedule": _schedule(rendered),
+        "notes": list(rendered.notes),
+        "compiler": {
+            "name": "NVRTC",
+            "version": compiled.compiler_version,
+            "options": [rendered.target.cubin_option, *FIXED_OPTIONS],
+        },
+        "digests": {
+            "spec": digest_attention(attention),
+            "template": {"files": list(templates), "sha256_12": template_digest(*templates)},
+            "source": sha256(rendered.source.encode()).hexdigest(),
+            "cubin": sha256(compiled.binary).hexdigest(),
+            "code": {name: found.code_digest for name, found in resources.items()},
+        },
+        "launches": [
+            _launch(rendered, each, resources[each.kernel], spills.get(each.kernel))
+            for each in rendered.program.launches
+        ],
+        "arguments": _arguments(rendered.arguments, attention),
+    }
+
+
+def format_manifest(manifest: Mapping[str, Any]) -> str:
+    """The text of a `.json` file: sorted, and strict JSON (no NaN, no Infinity)."""
+    return json.dumps(manifest, indent=2, sort_keys=True, allow_nan=False) + "\n"
+
+
+# ---- what is computed, and how ---------------------------------------------------------------
+
+
+def _attention(attention: Attention) -> dict[str, Any]:
+    assert attention.dtype is not None
+    return {
+        "dtype": attention.dtype.name,
+        "head_dim": {"qk": attention.head_dim_qk, "v": attention.head_dim_v},
+        "heads": {"q": attention.heads_q, "kv": attention.heads_kv},
+        "weights": attention.row_state.name,
+        "outputs": list(attention.outputs),
+        "tensors": [_tensor(tensor) for tensor in attention.tensors],
+        "params": [_param(param) for param in attention.params],
+    }
+
+
+def _tensor(tensor: Tensor) -> dict[str, Any]:
+    return {
+        "name": tensor.name,
+        "element": tensor.element.name,
+        "dims": [{"size": dim.size, "optional": dim.optional} for dim in tensor.dims],
+    }
+
+
+def _param(param: Param) -> dict[str, Any]:
+    bound = {name: _number(value) for name, value in asdict(param.bound).items()}
+    return {
+        "name": param.name,
+        "type": param.type.value,
+        "default": _number(param.default),
+        "range": bound,
+    }
+
+
+def _number(value: bool | int | float | None) -> bool | int | float | str | None:
+    """JSON has no infinity and no NaN: they are strings."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def _schedule(rendered: Rendered) -> dict[str, Any]:
+    settings = asdict(rendered.program.schedule)
+    return {name: v.value if isinstance(v, Enum) else v for name, v in settings.items()}
+
+
+# ---- launches ----------------------------------------------------------------------------------
+
+
+def _launch(
+    rendered: Rendered, launch: Launch, found: KernelResources, spills: Any
+) -> dict[str, Any]:
+    shared = launch.shared_bytes
+    return {
+        "kernel": launch.kernel,
+        "family": launch.family,
+        "grid": grid_formula(rendered, launch),
+        "launch_when": "grid > 0",
+        "threads": launch.threads,
+        "dynamic_shared_bytes": shared,
+        "static_shared_bytes": found.shared_bytes,
+        "needs_shared_opt_in": shared > rendered.target.shared_bytes_default,
+        "parameters": [asdict(param) for param in found.params],
+        "workspaces": [_workspace(each, rendered) for each in launch.workspaces],
+        "tensor_maps": [],
+        "registers": found.registers,
+        "stack_bytes": found.stack_bytes,
+        "spill_store_bytes": 0 if spills is None else spills.store_bytes,
+        "spill_load_bytes": 0 if spills is None else spills.load_bytes,
+        "barriers": found.barriers,
+        "max_threads": found.max_threads,
+        "code_bytes": found.code_bytes,
+    }
+
+
+def grid_formula(rendered: Rendered, launch: Launch) -> str:
+    """Blocks of a launch, along x: one per (batch, head), times tiles of query rows."""
+    if rendered.program.schedule.loop is LoopOrder.KV_Q:
+        return "B * Hq"
+    return f"B * Hq * ceil_div(q_end - q_begin, {launch.tiles.tile_q})"
+
+
+def _workspace(workspace: Workspace, rendered: Rendered) -> dict[str, Any]:
+    """A float32 scratch array; the argument of the same name points at it."""
+    attention = rendered.program.attention
+    known: dict[str | int, str | int | None] = {
+        "Dqk": attention.head_dim_qk, "Dv": attention.head_dim_v, "rows": "(q_end - q_begin)",
+    }  # fmt: skip
+    dims = [known.get(dim, dim) for dim in workspace.dims]
+    return {
+        "argument": workspace.name,
+        "element": "fp32",
+        "bytes": " * ".join(map(str, (*dims, _FLOAT_BYTES))),
+    }
+
+
+# ---- the argument struct -----------------------------------------------------------------------
+
+
+def _arguments(layout: ArgumentLayout, attention: Attention) -> dict[str, Any]:
+    return {
+        "bytes": layout.size,
+        "alignment": 8,
+        "byte_order": "little",
+        "fields": [_field(field, attention) for field in layout.fields],
+    }
+
+
+def _field(field: Field, attention: Attention) -> dict[str, Any]:
+    type_, size = _TYPES[field.format]
+    return {
+        "name": field.name,
+        "type": type_,
+        "c_type": field.c_type,
+        "offset": field.offset,
+        "bytes": size,
+        "meaning": _meaning(field, attention),
+        "nullable": field.name in ("o", "lse", "row_max") or field.name.startswith("state_"),
+    }
+
+
+def _meaning(field: Field, attention: Attention) -> str:
+    """What to put into a field, in words."""
+    name = field.name
+    if name in _SIZES:
+        return _SIZES[name]
+    if name in ("q_begin", "q_end", "kv_begin", "kv_end"):
+        what = "query rows" if name.startswith("q_") else "keys"
+        return f"the launch covers the {what} [begin, end) of the problem"
+    if field.format == "Q":
+        return _pointer_meaning(name, field, attention)
+    for tensor in attention.tensors:
+        for i in range(len(tensor.dims)):
+            if name == f"t_{tensor.name}_stride{i}":
+                return f"elements from one to the next along dimension {i}; 0 repeats one"
+            if name == f"t_{tensor.name}_size{i}":
+                return f"size of dimension {i}"
+    if "_stride_" in name and not name.startswith(("p_", "n_")):
+        operand, _, dim = name.partition("_stride_")
+        words = {"b": "batch", "h": "head", "s": "token", "d": "element of the head"}
+        return f"elements of {operand} from one {words[dim]} to the next"
+    return field.comment
+
+
+def _pointer_meaning(name: str, field: Field, attention: Attention) -> str:
+    shapes = {
+        "q": "[B, Hq, rows, Dqk], the rows [q_begin, q_end)",
+        "k": "[B, Hkv, keys, Dqk], the keys [kv_begin, kv_end)",
+        "v": "[B, Hkv, keys, Dv], the keys [kv_begin, kv_end)",
+        "o": "[B, Hq, rows, Dv]; null writes the row state instead",
+        "lse": "float32 [B, Hq, rows], contiguous; natural logarithm",
+        "row_max": "float32 [B, Hq, rows], contiguous",
+        "state_m": "float32 [B, Hq, rows], contiguous",
+        "state_l": "float32 [B, Hq, rows], contiguous",
+        "state_acc": "float32 [B, Hq, rows, Dv], contiguous",
+    }
+    if name in shapes:
+        return shapes[name]
+    for tensor in attention.tensors:
+        if name == f"t_{tensor.name}":
+            dims = ", ".join(f"{d.size}{'?' if d.optional else ''}" for d in tensor.dims)
+            return f"{tensor.element.name} [{dims}]"
+    return field.comment
