@@ -333,6 +333,8 @@ class Kernel:
                     else:
                         rendered = render_program(self.checked, dtype, dims, target)
                         found = _Compiled(rendered.program, rendered)
+                        if rendered.notes:
+                            _say_once(f"{self.name}: {'; '.join(rendered.notes)}")
                     self._compiled[key] = found
         return found
 

@@ -88,19 +88,31 @@ def plan_for_numpy(checked: Checked, dtype: Element, head_dims: tuple[int, int])
 def choose_family(
     attention: Attention, schedule: Schedule, target: Target
 ) -> tuple[KernelFamily, Schedule, tuple[str, ...]]:
-    """The family that runs a problem, its complete schedule, and why better ones do not."""
+    """The family that runs a problem, its complete schedule, and what the user should know.
+
+    A family that the schedule names must take all of it.  Otherwise the best family that does
+    is taken, and where none does, the fallback with its own tiles.
+    """
     families = all_families()
     if schedule.kernel is not None:
         if schedule.kernel not in families:
             raise AttnError(UnknownFamily(None, schedule.kernel, ", ".join(families)))
-        candidates = [families[schedule.kernel]]
-    else:
-        faster = [family for name, family in families.items() if name != FALLBACK]
-        candidates = [*faster, families[FALLBACK]]
+        named = families[schedule.kernel]
+        if reasons := named.reasons_against(attention, schedule, target):
+            raise AttnError(FamilyRefuses(None, named.name, target.name, "; ".join(reasons)))
+        return named, named.complete(attention, schedule, target), ()
     notes: list[str] = []
-    for family in candidates:
+    for family in (*(f for n, f in families.items() if n != FALLBACK), families[FALLBACK]):
         reasons = family.reasons_against(attention, schedule, target)
         if not reasons:
             return family, family.complete(attention, schedule, target), tuple(notes)
-        notes.append(f"{family.name} on {target.name}: {'; '.join(reasons)}")
-    raise AttnError(FamilyRefuses(None, candidates[-1].name, target.name, "; ".join(reasons)))
+        notes.append(f"{family.name} on {target.name} does not take it: {'; '.join(reasons)}")
+    fallback = families[FALLBACK]
+    free = replace(schedule, tile_q=None, tile_kv=None, stages=None, warps=None, splits=None)
+    if reasons := fallback.reasons_against(attention, free, target):
+        raise AttnError(FamilyRefuses(None, fallback.name, target.name, "; ".join(reasons)))
+    complete = fallback.complete(attention, free, target)
+    notes.append(
+        f"{fallback.name} runs it with tile q = {complete.tile_q}, kv = {complete.tile_kv} instead"
+    )
+    return fallback, complete, tuple(notes)

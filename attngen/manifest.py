@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from enum import Enum
 from hashlib import sha256
@@ -26,6 +26,7 @@ from attngen.backend.nvrtc import FIXED_OPTIONS, Compiled, spills_from_log
 from attngen.codegen.arguments import ArgumentLayout, Field
 from attngen.codegen.render import template_digest
 from attngen.compiler import Rendered
+from attngen.diagnostics.internal import require_valid
 from attngen.ir.attention import Attention, Param, Tensor
 from attngen.ir.digest import digest_attention
 from attngen.ir.program import Launch, Workspace
@@ -53,10 +54,11 @@ def build_manifest(
     `compiled` is the program's cubin; `files` names the files written beside the manifest, by
     kind (`cu`, `cubin`, …).
 
-    Errors:  A507 when the cubin is damaged.
+    Errors:  A507 when the cubin is damaged; A901 when it does not fit the program.
     """
     attention, launch = rendered.program.attention, rendered.launch
     resources = read_resources(compiled.binary)
+    require_valid("compiling", list(_disagreements(rendered, resources)))
     spills = spills_from_log(compiled.log)
     families = all_families()
     templates = families[launch.family].templates
@@ -87,6 +89,17 @@ def build_manifest(
         ],
         "arguments": _arguments(rendered.arguments, attention),
     }
+
+
+def _disagreements(rendered: Rendered, found: Mapping[str, KernelResources]) -> Iterator[str]:
+    """Where the machine code is not what the program says."""
+    for launch in rendered.program.launches:
+        if launch.kernel not in found:
+            yield f"the cubin has no kernel `{launch.kernel}`"
+            continue
+        sizes = [param.size for param in found[launch.kernel].params]
+        if sizes != [rendered.arguments.size]:
+            yield f"`{launch.kernel}` takes {sizes} bytes, not [{rendered.arguments.size}]"
 
 
 def format_manifest(manifest: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -68,7 +69,7 @@ def command(
     """
     from attngen import targets
     from attngen.api import compile as compile_spec
-    from attngen.cli.console import note, progress, say
+    from attngen.cli.console import note, progress, say, table
     from attngen.cli.files import require_file, write_together
 
     require_file(spec)
@@ -77,23 +78,22 @@ def command(
         spec, consts=unique("-D", consts), dtype=dtype, head_dim=head_dim, schedule=schedule
     )
     _require_complete(kernel)
+    with progress(f"compiling for {', '.join(archs)}"):
+        rendered = [kernel.render(target.name) for target in chosen]
+        # NVRTC lets go of the interpreter, so targets compile side by side.
+        with ThreadPoolExecutor() as pool:
+            made = list(pool.map(lambda one: _artefacts(one, emit), rendered))
     files: dict[Path, bytes] = {}
-    lines: list[str] = []
-    notes: dict[str, None] = {}
-    with progress("compiling") as shown:
-        for target in chosen:
-            shown.update(f"compiling for {target.name}")
-            rendered = kernel.render(target.name)
-            notes |= dict.fromkeys(rendered.notes)
-            made = _artefacts(rendered, emit)
-            for suffix, (content, words) in made.items():
-                path = folder / f"{kernel.name}.{target.name}.{suffix}"
-                files[path] = content
-                lines.append(f"{path}  {words}")
+    lines: list[tuple[str, str]] = []
+    for target, artefacts in zip(chosen, made, strict=True):
+        for suffix, (content, words) in artefacts.items():
+            path = folder / f"{kernel.name}.{target.name}.{suffix}"
+            files[path] = content
+            lines.append((str(path), words))
     write_together(files)
-    for text in notes:
+    for text in dict.fromkeys(text for one in rendered for text in one.notes):
         note(text)
-    for line in lines:
+    for line in table(lines, indent=0):
         say(line)
     return 0
 
@@ -117,6 +117,7 @@ def _require_complete(kernel: Kernel) -> None:
 def _artefacts(rendered: Rendered, emit: tuple[str, ...]) -> Mapping[str, tuple[bytes, str]]:
     """The files of one target by suffix: contents, and what to say about each."""
     from attngen.backend.cache import compile_cached
+    from attngen.engines.cuda_engine import compile_rendered
     from attngen.ir.printer import print_attention, print_program
     from attngen.manifest import build_manifest, format_manifest
 
@@ -132,7 +133,7 @@ def _artefacts(rendered: Rendered, emit: tuple[str, ...]) -> Mapping[str, tuple[
         compiled = compile_cached(rendered.source, name=f"{name}.cu", target=target, emit="ptx")
         made["ptx"] = _text(compiled.binary.decode("utf-8", "replace"))
     if "cubin" in emit:
-        compiled = compile_cached(rendered.source, name=f"{name}.cu", target=target)
+        compiled = compile_rendered(rendered)
         made["cubin"] = (compiled.binary, "")
         files = {suffix: f"{name}.{target.name}.{suffix}" for suffix in made}
         manifest = build_manifest(rendered, compiled, files)

@@ -9,7 +9,7 @@ from attngen.diagnostics.diagnostic import Diagnostic
 
 __all__ = [
     "BadOption", "CannotMake", "CannotRead", "CannotWrite", "DeviceMissing", "InputMismatch",
-    "InternalError", "LeftOpen", "NotInOneFile", "OutOfMemory", "ParamWithoutValue",
+    "InternalError", "LeftOpen", "OutOfMemory", "ParamWithoutValue",
     "UnknownInput", "WrongUsage",
 ]  # fmt: skip
 
@@ -151,18 +151,6 @@ class OutOfMemory(Diagnostic):
     code = "A720"
     title = "there is not enough memory for this: {reason}"
     hint = "choose a smaller --shape, or a part of it with --rows"
-    reason: str
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class NotInOneFile(Diagnostic):
-    """Several texts for one file name."""
-
-    code = "A721"
-    title = "`{path}` would be written twice"
-    label = "{reason}"
-    path: str
     reason: str
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias, TypeVar, final
 import click
 
 __all__ = [
-    "ASSIGNMENT", "FILE_ASSIGNMENT", "HEAD_DIM", "NAMES", "ROWS", "SHAPE", "Scalar",
+    "ASSIGNMENT", "FILE_ASSIGNMENT", "HEAD_DIM", "LIST_ASSIGNMENT", "NAMES", "ROWS", "SHAPE", "Scalar",
     "consts_option", "dtype_option", "head_dim_option", "schedule_option", "shape_option",
     "spec_argument", "unique",
 ]  # fmt: skip

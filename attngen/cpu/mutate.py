@@ -251,7 +251,7 @@ def run_mutants(
     """Build each mutant of `text` (-O1) and run `check` on it, in a process of its own.
 
     limit_s: processor time of one check; a mutant that takes longer counts as noticed: it hangs.
-             None is 20 times what the kernel itself takes, and at least 3 seconds.
+             None is 20 times what the kernel itself takes, and at least 2 seconds.
     report:  called with each outcome as it is known, from several threads.
     Errors:  ValueError when the check fails on the kernel itself.
     """
@@ -262,11 +262,10 @@ def run_mutants(
             return build_library(kernel, cache_dir=Path(folder), compiler=compiler, optimization=1)
 
         original = build(text)
-        start = time.perf_counter()
-        complaint = _run_check(check, original, limit_s or 600.0)
-        if complaint is not None:
-            raise ValueError(f"the kernel itself does not pass the check: {complaint}")
-        limit = limit_s or max(3.0, 20 * (time.perf_counter() - start))
+        answer = _run_check(check, original, limit_s or 600.0)
+        if answer.complaint is not None:
+            raise ValueError(f"the kernel itself does not pass the check: {answer.complaint}")
+        limit = limit_s or max(2.0, 20 * answer.seconds)
         machine_code = original.read_bytes()
 
         def judge(mutant: Mutant) -> Outcome:
@@ -294,14 +293,23 @@ def _judge(
         return Outcome(mutant, Verdict.UNBUILDABLE, error.diagnostics[0].lines)
     if library.read_bytes() == machine_code:
         return Outcome(mutant, Verdict.EQUIVALENT, "the same machine code")
-    complaint = _run_check(check, library, limit_s)
+    complaint = _run_check(check, library, limit_s).complaint
     if complaint is None:
         return Outcome(mutant, Verdict.SURVIVED, "the check passes")
     return Outcome(mutant, Verdict.KILLED, complaint)
 
 
-def _run_check(check: Check, library: Path, limit_s: float) -> str | None:
-    """What `check` says of a library; None when it is content.
+@final
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a check says (None: it is content), and the processor time it took."""
+
+    complaint: str | None
+    seconds: float
+
+
+def _run_check(check: Check, library: Path, limit_s: float) -> _Answer:
+    """Run `check` on a library in a process of its own.
 
     The process is forked from a server that has imported the check, so it costs milliseconds,
     and whatever the kernel does to it, this process goes on.  The limit is on processor time, so
@@ -316,35 +324,37 @@ def _run_check(check: Check, library: Path, limit_s: float) -> str | None:
     theirs.close()
     try:
         if not ours.poll(10 * limit_s):
-            return f"hangs: stopped after {10 * limit_s:g} seconds"
-        answer: str | None = ours.recv()
+            return _Answer("hangs: it waits for something", limit_s)
+        answer: _Answer = ours.recv()
         return answer
     except EOFError:
         process.join()
         name = _exit_name(process.exitcode)
-        return f"hangs: {name}" if name == "SIGXCPU" else f"crashes: {name}"
+        how = "hangs" if name == "SIGXCPU" else "crashes"
+        return _Answer(f"{how}: {name}", limit_s)
     finally:
         process.kill()
         process.join()
         ours.close()
 
 
-def _check_in_child(check: Check, library: Path, limit_s: float, answer: Connection) -> None:
+def _check_in_child(check: Check, library: Path, limit_s: float, pipe: Connection) -> None:
     seconds = math.ceil(limit_s)
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    start = time.process_time()
+    complaint = None
     try:
         check(library)
     except AttnError as error:
         first = error.diagnostics[0]
         if isinstance(first, CpuRunFault):
-            answer.send(f"{first.fault.name.lower()}: {first.text}")
+            complaint = f"{first.fault.name.lower()}: {first.text}"
         else:
-            answer.send(f"{first.code}: {first.label_text() or first.message()}")
+            complaint = f"{first.code}: {first.label_text() or first.message()}"
     except Exception as error:  # whatever the check raises is its verdict
-        answer.send(f"{type(error).__name__}: {str(error).strip()}")
-    else:
-        answer.send(None)
+        complaint = f"{type(error).__name__}: {str(error).strip()}"
+    pipe.send(_Answer(complaint, time.process_time() - start))
 
 
 def _exit_name(exitcode: int | None) -> str:

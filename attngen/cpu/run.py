@@ -75,7 +75,8 @@ def copy_apart(array: np.ndarray[Any, Any], *, margin: int = 1 << 16) -> np.ndar
     """
     memory = np.zeros(array.nbytes + 2 * margin, np.uint8)
     first = margin + -(memory.ctypes.data + margin) % 64
-    copy = memory[first : first + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy: np.ndarray[Any, Any] = memory[first : first + array.nbytes].view(array.dtype)
+    copy = copy.reshape(array.shape)
     copy[...] = array
     return copy
 

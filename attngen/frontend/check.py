@@ -728,8 +728,9 @@ class _Checker:
                 self._check_constant(node)
         if len(depth) > MAX_NODES:
             self.report(ExpansionTooLarge(span, MAX_NODES))
-        if max(depth.values(), default=0) > MAX_DEPTH:
-            self.report(ExpressionTooDeep(span, MAX_DEPTH))
+        for root in roots:
+            if depth[id(root)] > MAX_DEPTH:
+                self.report(ExpressionTooDeep(root.span or span, MAX_DEPTH))
 
     def _check_constant(self, node: Const) -> None:
         value, span = node.value, node.span or self.unit.attention.name_span

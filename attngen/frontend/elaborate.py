@@ -193,6 +193,10 @@ WHERE: Final[dict[Place, Where]] = {
 }
 
 
+_IDLE: Final = Where("", frozenset(), "")
+"""What is never evaluated, such as the other branch of `where(true, …)`, may name anything."""
+
+
 def constant_place(text: str) -> Where:
     """Where a value is needed at compile time; `text` names it."""
     return Where(text, _EVERYTHING, "", constant=True)
@@ -702,13 +706,16 @@ class Elaborator:
 
     def _bool_op(self, e: ast.BoolOp, scope: Scope) -> _Step:
         operands: list[Expr] = []
+        inner = scope
         for node in e.operands:
-            value = yield node, scope
+            value = yield node, inner
             if value is not None:
                 what = f"an operand of `{e.op}`"
                 value = self.convert(value, _BOOL, what, node.span, scope)
             if value is not None:
                 operands.append(value)
+                if _decides(value, e.op == "or"):
+                    inner = replace(scope, where=_IDLE)
         if len(operands) < len(e.operands):
             return None
         return build_logical(LogicalOp(e.op), operands, _at(e.span, scope))
@@ -754,7 +761,8 @@ class Elaborator:
                 usage = f"usage: `{_USAGE[name]}`"
                 wrong = UnknownArgument(argument.span, name, argument.name, usage, advice)
                 self.report(wrong, scope)
-            value = yield argument.value, scope
+            is_idle = name == "where" and values and _decides(values[0], len(values) == 2)
+            value = yield argument.value, replace(scope, where=_IDLE) if is_idle else scope
             if value is not None:
                 values.append(value)
         least, most = _argument_count(name)

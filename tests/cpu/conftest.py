@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from host_kernels import kernel_text
 
 from attngen.cpu.build import CppCompiler, build_library, find_compiler
 from attngen.diagnostics.diagnostic import AttnError
+from tests.cpu.host_kernels import kernel_text
 
 
 @pytest.fixture(scope="session")

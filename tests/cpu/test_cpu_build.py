@@ -11,7 +11,6 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
-from host_kernels import kernel_text
 
 from attngen.cpu import build as build_module
 from attngen.cpu.build import CppCompiler, build_library, find_compiler, host_header
@@ -19,6 +18,7 @@ from attngen.cpu.errors import CpuBuildFailed, CpuBuildTooSlow, CpuCacheUnusable
 from attngen.cpu.faults import Fault
 from attngen.cpu.run import Mode
 from attngen.diagnostics.diagnostic import AttnError, Diagnostic
+from tests.cpu.host_kernels import kernel_text
 
 
 def the_error(caught: pytest.ExceptionInfo[AttnError]) -> Diagnostic:
@@ -140,7 +140,8 @@ def test_a_compiler_that_dies_silently(tmp_path: Path) -> None:
 
 
 def test_a_compiler_that_does_not_end(tmp_path: Path) -> None:
-    slow = CppCompiler((script(tmp_path, "c++", "exec sleep 60"),), "1")
+    text = 'case "$*" in *-fsyntax-only*) exit 1;; esac\nexec sleep 60'
+    slow = CppCompiler((script(tmp_path, "c++", text),), "1")
     with pytest.raises(AttnError) as caught:
         build_library("", cache_dir=tmp_path / "cache", compiler=slow, limit_s=0.2)
     assert isinstance(the_error(caught), CpuBuildTooSlow)

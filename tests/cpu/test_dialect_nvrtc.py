@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from host_kernels import NAMES, kernel_text
+
+from tests.cpu.host_kernels import NAMES, kernel_text
 
 nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
 

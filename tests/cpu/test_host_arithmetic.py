@@ -8,7 +8,8 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
-from host_kernels import Case
+
+from tests.cpu.host_kernels import Case
 
 Build = Callable[..., Path]
 

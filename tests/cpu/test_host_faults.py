@@ -8,12 +8,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from host_kernels import ALL_MODES, CASES, Case, body_of, kernel_text, reduce_case, transpose_case
 
 from attngen.cpu.errors import CpuLaunchRefused, CpuRunFault
 from attngen.cpu.faults import Fault
 from attngen.cpu.run import MemoryRange, Mode
 from attngen.diagnostics.diagnostic import AttnError
+from tests.cpu.host_kernels import (
+    ALL_MODES,
+    CASES,
+    Case,
+    body_of,
+    kernel_text,
+    reduce_case,
+    transpose_case,
+)
 
 Build = Callable[..., Path]
 
@@ -170,7 +178,7 @@ PLANTED = [
         "row0 + y < args.rows && column0 + x < args.columns",
         "column0 + x < args.columns",
         {Fault.GLOBAL_BOUNDS},
-        "of in, which has 12600 bytes",
+        "of in, which has 9240 bytes",
     ),
     Planted(
         "a store past the end",

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from host_kernels import ALL_MODES, CASES, attention_case, diffuse_case, reduce_case
 
 from attngen.cpu.run import Mode
+from tests.cpu.host_kernels import ALL_MODES, CASES, attention_case, diffuse_case, reduce_case
 
 Build = Callable[..., Path]
 

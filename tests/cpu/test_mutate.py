@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from host_kernels import CASES, kernel_text, reduce_case
 
 from attngen.cpu.build import CppCompiler
 from attngen.cpu.mutate import MARKER, Mutant, MutantKind, Verdict, main, mutants, run_mutants
 from attngen.cpu.run import Mode
+from tests.cpu.host_kernels import CASES, kernel_text, reduce_case
 
 TEXT = f"""
 AG_DEVICE int before(int i) {{ return i < 7 ? 1 : 2; }}

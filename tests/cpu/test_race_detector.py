@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from host_kernels import ALL_MODES, Case
 
 from attngen.cpu.errors import CpuRunFault
 from attngen.cpu.faults import Fault
 from attngen.diagnostics.diagnostic import AttnError
+from tests.cpu.host_kernels import ALL_MODES, Case
 
 Build = Callable[..., Path]
 

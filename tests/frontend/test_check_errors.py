@@ -100,10 +100,9 @@ def test_an_error_in_a_library_definition_shows_the_call() -> None:
 
 
 def test_a_hidden_index_is_reported_at_the_call_of_the_definition() -> None:
-    error = only("attention a {\n scale where(causal, 1.0, 2.0)\n}")
-    assert error.code == "A206"
-    assert error.span is not None
-    assert error.span.text == "causal"
+    found = errors_of("attention a {\n scale where(causal, 1.0, 2.0)\n}")
+    assert [(d.code, d.span.text) for d in found if d.span] == [("A206", "causal")] * 2
+    assert [d.message().split()[-1] for d in found] == ["`kv`", "`qpos`"]
 
 
 # ---- one mistake, one error --------------------------------------------------------------
@@ -135,6 +134,26 @@ def test_an_unused_definition_is_checked_too() -> None:
 def test_a_failed_part_is_never_dropped_in_silence() -> None:
     for text in ("const T = t[0]\n tensor t : int32[B]\n mask kv < T", "let x = y\n mask x"):
         assert errors_of(f"attention a {{\n {text}\n}}")
+
+
+def test_a_long_chain_of_definitions_is_no_traceback() -> None:
+    chain = [f"define f{i}(x : int) : int = f{i + 1}(x + 1)" for i in range(1500)]
+    text = "\n".join(
+        [*chain, "define f1500(x : int) : int = x", "attention a {", " mask f0(kv) < 3"]
+    )
+    assert {d.code for d in errors_of(f"{text}\n}}")} == {"A227"}
+
+
+def test_doubling_definitions_stop_early() -> None:
+    chain = [f"define f{i} : int = f{i + 1} + f{i + 1}" for i in range(60)]
+    text = "\n".join([*chain, "define f60 : int = 1", "attention a {", " mask f0 < kv"])
+    assert {d.code for d in errors_of(f"{text}\n}}")} == {"A226"}
+
+
+def test_constants_cannot_grow_without_end() -> None:
+    lines = [f"let x{i} = x{i - 1} * x{i - 1}" for i in range(1, 190)]
+    text = "\n".join(["attention a {", "let x0 = 2", *lines, "mask x189 < kv", "}"])
+    assert only(text).code == "A216"
 
 
 # ---- files -------------------------------------------------------------------------------

@@ -1,0 +1,380 @@
+"""`attngen explain`: what a variant computes, which pairs attend, and what a kernel costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from attngen.cli.console import can_show, progress, say, table
+from attngen.cli.option_types import (
+    FILE_ASSIGNMENT,
+    LIST_ASSIGNMENT,
+    NAMES,
+    consts_option,
+    dtype_option,
+    head_dim_option,
+    schedule_option,
+    shape_option,
+    spec_argument,
+    unique,
+)
+
+if TYPE_CHECKING:
+    from attngen.api import Kernel
+    from attngen.cli.pairs import Count, Pairs
+    from attngen.cli.problem import Problem
+    from attngen.compiler import Rendered
+    from attngen.frontend import ast
+    from attngen.targets.base import Target
+
+__all__ = ["command"]
+
+DEFAULT_TARGETS: Final = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120")
+DEFAULT_SIZES: Final[Mapping[str, int]] = {"B": 1, "Hq": 8, "Sq": 1024}
+
+
+@click.command(
+    "explain",
+    epilog="Example:  attngen explain prefix.attn --shape B=2,Hq=16,Sq=8192,Skv=8192 --set plen=5",
+)
+@spec_argument
+@shape_option
+@click.option(
+    "--rows", type=click.IntRange(0, 200), default=12, show_default=True,
+    help="So many rows of the mask are drawn.",
+)  # fmt: skip
+@dtype_option
+@head_dim_option
+@consts_option
+@click.option(
+    "--set", "values", type=LIST_ASSIGNMENT, multiple=True,
+    help="A value for a param, or one for a whole tensor.  May be repeated.",
+)  # fmt: skip
+@click.option(
+    "--input", "files", type=FILE_ASSIGNMENT, multiple=True,
+    help="A .npy file for a tensor.  May be repeated.",
+)  # fmt: skip
+@schedule_option
+@click.option(
+    "--arch", "archs", type=NAMES(), default=",".join(DEFAULT_TARGETS), show_default=True,
+    help="Targets.",
+)  # fmt: skip
+@click.option("--no-compile", is_flag=True, help="Do not ask the CUDA compiler for registers.")
+@click.option("--seed", type=click.IntRange(0), default=0, help="For tensors that are made up.")
+def command(
+    spec: Path,
+    shape: Mapping[str, int] | None,
+    rows: int,
+    dtype: str | None,
+    head_dim: tuple[int, int] | None,
+    consts: tuple[tuple[str, Any], ...],
+    values: tuple[tuple[str, Any], ...],
+    files: tuple[tuple[str, Path], ...],
+    schedule: str | None,
+    archs: tuple[str, ...],
+    no_compile: bool,
+    seed: int,
+) -> int:
+    """Say what a file computes, draw its mask, and count the work of one problem.
+
+    What is left open is made up, and said: sizes, the dtype, captured tensors.
+    """
+    from attngen import targets
+    from attngen.api import compile as compile_spec
+    from attngen.cli.files import require_file
+    from attngen.cli.inputs import read_inputs
+    from attngen.cli.pairs import Pairs
+    from attngen.cli.problem import make_problem
+    from attngen.diagnostics.diagnostic import AttnError
+
+    require_file(spec)
+    chosen = [targets.get(name) for name in archs]
+    kernel = compile_spec(
+        spec, consts=unique("-D", consts), dtype=dtype, head_dim=head_dim, schedule=schedule
+    )
+    attention = kernel.attention
+    inputs = read_inputs(attention, None, unique("--input", files))
+    say((f"attention {kernel.name}", "bold"), f"  {spec}")
+    _say_block("computes", _computes(kernel))
+    given = {*dict(values), *inputs}
+    missing = [p for p in attention.params if p.default is None and p.name not in given]
+    if missing:
+        needs = " ".join(f"--set {param.name}=…" for param in missing)
+        _say_block("mask", [[f"it needs a value: pass {needs}"]])
+        values += tuple((p.name, _any_value(p)) for p in missing)
+    problem = make_problem(
+        attention,
+        shape=shape or {},
+        values=unique("--set", values),
+        inputs=inputs,
+        defaults=DEFAULT_SIZES,
+        seed=seed,
+    )
+    _say_block("for", _problem(problem, kernel))
+    count = None
+    if not missing:
+        try:
+            pairs = Pairs(problem)
+            _draw(pairs, problem, rows)
+            count = _count(pairs, problem)
+        except AttnError as error:
+            _say_block("mask", [["it cannot be drawn:"]])
+            for diagnostic in error.diagnostics:
+                say(f"  {diagnostic.message()}")
+                if diagnostic.hint_text():
+                    say(f"  {diagnostic.hint_text()}")
+    _say_block("work", _work(problem, count))
+    _say_kernels(kernel, problem, chosen, not no_compile)
+    return 0
+
+
+def _any_value(param: Any) -> Any:
+    """A value inside a param's range, where only its type matters."""
+    bound = param.bound
+    for value in (1, 0, bound.low, bound.high, (bound.low or 0) + 1, (bound.high or 0) - 1):
+        if value is not None and bound.contains(value):
+            return float(value) if param.type.value == "float" else value
+    return 1
+
+
+def _say_block(title: str, rows: list[list[str]]) -> None:
+    say()
+    say((title, "bold"))
+    for line in table(rows):
+        say(line)
+
+
+# ---- what is computed --------------------------------------------------------------------------
+
+
+def _computes(kernel: Kernel) -> list[list[str]]:
+    """The block, statement by statement, in the order in which a pair goes through it."""
+    from attngen.frontend import ast
+    from attngen.frontend.format import format_expr
+    from attngen.ir.printer import print_expr
+
+    attention = kernel.attention
+    statements = kernel.unit.attention.statements
+
+    def lines(kind: type[Any], otherwise: str) -> Iterator[str]:
+        found = [format_expr(s.value) for s in statements if isinstance(s, kind)]
+        yield from found or [otherwise]
+
+    rows = [["scale", text] for text in lines(ast.Scale, "1 / sqrt(Dqk)")]
+    rows += [["score", text] for text in lines(ast.Score, "s, unchanged")]
+    rows += [["mask", text] for text in lines(ast.Mask, "none: every pair attends")]
+    rows.append(["weights", _weights(statements, attention.row_state.name)])
+    rows.append(["output", ", ".join(_OUTPUTS[name] for name in attention.outputs)])
+    rows += [["let", f"{s.name} = {format_expr(s.value)}"] for s in statements if _is_let(s)]
+    for name, e in (("q", attention.length_q), ("kv", attention.length_kv)):
+        if e is not None:
+            what = "rows" if name == "q" else "keys"
+            rows.append(["length", f"sequence b has {print_expr(e).splitlines()[-1]} {what}"])
+    return rows
+
+
+_OUTPUTS: Final = {
+    "o": "o",
+    "lse": "lse (natural logarithm, after scale, score, mask and sink)",
+    "row_max": "row_max (largest score of an attending pair)",
+}
+
+
+def _is_let(statement: ast.Statement) -> bool:
+    from attngen.frontend import ast
+
+    return isinstance(statement, ast.Let)
+
+
+def _weights(statements: tuple[ast.Statement, ...], name: str) -> str:
+    from attngen.frontend import ast
+    from attngen.frontend.format import format_expr
+
+    if name == "sigmoid":
+        return "sigmoid: o = Σ sigmoid(s) v over the attending keys, with nothing to divide by"
+    sinks = [s.sink for s in statements if isinstance(s, ast.Weights) and s.sink is not None]
+    sink = f", and exp({format_expr(sinks[-1])}) joins the sum once" if sinks else ""
+    return f"softmax: exp(s) over its sum along the attending keys{sink}"
+
+
+def _problem(problem: Problem, kernel: Kernel) -> list[list[str]]:
+    """Sizes, params and tensors, and which of them are made up."""
+    sizes = problem.sizes
+    rows = [["shape", ", ".join(f"{name} = {size}" for name, size in sizes.items())]]
+    is_open = "" if kernel.attention.dtype else ", which the file leaves open"
+    rows.append(["dtype", f"{problem.dtype.name}{is_open}"])
+    for name, value in problem.params.items():
+        rows.append(["param", f"{name} = {value}"])
+    for name, given in problem.tensors.items():
+        shape = ", ".join(map(str, given.array.shape))
+        element = problem.attention.tensor(name).element.name
+        rows.append(["tensor", f"{name} : {element}[{shape}]  {given.origin}"])
+    return rows
+
+
+# ---- the mask ----------------------------------------------------------------------------------
+
+
+def _draw(pairs: Pairs, problem: Problem, rows: int) -> None:
+    from attngen.cli.pairs import draw_rows
+
+    if not rows or 0 in (problem.sizes["B"], problem.sizes["Sq"], problem.sizes["Skv"]):
+        return
+    marks = "█·?" if can_show("█·") else "#.?"
+    picture = draw_rows(pairs, problem, rows, marks)
+    about = "" if pairs.heads == 1 and pairs.batches <= 1 else " of batch 0, head 0"
+    say()
+    say((f"mask, first rows{about}", "bold"), f"  {marks[0]} attends")
+    say(f"  {picture.heading}")
+    for line in picture.lines:
+        say(f"  {line}")
+    if any(marks[2] in line for line in picture.lines):
+        say(f"  {marks[2]} depends on the score")
+
+
+def _count(pairs: Pairs, problem: Problem) -> Count:
+    from attngen.cli.pairs import CELLS, count_pairs
+
+    with progress("counting pairs") as shown:
+        count = count_pairs(pairs, problem, shown.update)
+    sizes = problem.sizes
+    is_larger = sizes["Sq"] > CELLS[0] or sizes["Skv"] > CELLS[1]
+    if count.cells is not None and is_larger:
+        shades = "·░▒▓█" if can_show("·░▒▓█") else ".-+x#"
+        q, kv = (-(-sizes[name] // n) for name, n in zip(("Sq", "Skv"), CELLS, strict=True))
+        say()
+        say(("mask, all of it", "bold"), f"  {q} x {kv} pairs a character, {shades[-1]} all attend")
+        for row in count.cells:
+            say("  " + "".join(_shade(float(share), shades) for share in row))
+    return count
+
+
+def _shade(share: float, shades: str) -> str:
+    if share <= 0:
+        return shades[0]
+    if share >= 1 - 1e-9:
+        return shades[-1]
+    return shades[1 + min(2, int(share * 3))]
+
+
+# ---- the work ----------------------------------------------------------------------------------
+
+
+def _work(problem: Problem, count: Count | None) -> list[list[str]]:
+    sizes = problem.sizes
+    bytes_moved, tensor_bytes = _bytes(problem)
+    rows: list[list[str]] = []
+    if count is not None:
+        share = f", {count.pairs / count.total:.2%}" if count.total else ""
+        about = f" ({count.sample})" if count.sample else " (counted)"
+        rows.append(["pairs", f"{count.pairs:,} of {count.total:,} attend{share}{about}"])
+        if count.by_score:
+            rows.append(["", "a score line masks by its value: such pairs count as attending"])
+        flops = 2 * count.pairs * (sizes["Dqk"] + sizes["Dv"])
+        rows.append(["FLOPs", f"{_scaled(flops)} = 2 · pairs · (Dqk + Dv)"])
+    formula = "q, k, v read once, o written once"
+    if tensor_bytes:
+        formula += f", and {_scaled(tensor_bytes)}B of tensors"
+    rows.append(["bytes", f"{_scaled(bytes_moved)}B: {formula}"])
+    if count is not None and bytes_moved:
+        rows.append(["intensity", f"{flops / bytes_moved:.1f} FLOPs a byte"])
+    return rows
+
+
+def _bytes(problem: Problem) -> tuple[int, int]:
+    """Bytes that must move at least once, and those of captured tensors among them."""
+    s = problem.sizes
+    queries = s["B"] * s["Hq"] * s["Sq"] * (s["Dqk"] + s["Dv"])
+    keys = s["B"] * s["Hkv"] * s["Skv"] * (s["Dqk"] + s["Dv"])
+    rows = 4 * s["B"] * s["Hq"] * s["Sq"] * (len(problem.attention.outputs) - 1)
+    tensors = sum(given.array.nbytes for given in problem.tensors.values())
+    return (queries + keys) * problem.dtype.bytes + rows + tensors, tensors
+
+
+def _scaled(number: float) -> str:
+    for prefix in ("", "k", "M", "G", "T"):
+        if number < 1000:
+            return f"{number:.4g} {prefix}"
+        number /= 1000
+    return f"{number:.4g} P"
+
+
+# ---- kernels -----------------------------------------------------------------------------------
+
+
+def _say_kernels(
+    kernel: Kernel, problem: Problem, chosen: list[Target], with_compiler: bool
+) -> None:
+    """Schedule, shared memory and registers for each target."""
+    from attngen.compiler import render_program
+    from attngen.diagnostics.diagnostic import AttnError
+
+    dims = problem.sizes["Dqk"], problem.sizes["Dv"]
+    rows = [["target", "family", "tile q", "tile kv", "threads", "shared", *_COMPILED_HEADINGS]]
+    remarks: dict[str, None] = {}
+    schedules: dict[str, list[str]] = {}
+    with progress("compiling") as shown:
+        for target in chosen:
+            shown.update(f"compiling for {target.name}")
+            try:
+                rendered = render_program(kernel.checked, problem.dtype, dims, target)
+            except AttnError as error:
+                rows.append([target.name, "not possible"])
+                remarks |= dict.fromkeys(d.message() for d in error.diagnostics)
+                continue
+            remarks |= dict.fromkeys(rendered.notes)
+            schedules.setdefault(_schedule(rendered), []).append(target.name)
+            compiled: list[str] = []
+            if with_compiler:
+                try:
+                    compiled = _resources(rendered)
+                except AttnError as error:
+                    remarks |= dict.fromkeys(_short(d) for d in error.diagnostics)
+            launch = rendered.launch
+            rows.append([
+                target.name, launch.family, str(launch.tiles.tile_q), str(launch.tiles.tile_kv),
+                str(launch.threads), f"{launch.shared_bytes / 1024:.1f} KiB", *compiled,
+            ])  # fmt: skip
+    if not any(len(row) == len(rows[0]) for row in rows[1:]):
+        rows[0] = rows[0][: -len(_COMPILED_HEADINGS)]
+    _say_block("kernels", rows)
+    for text, names in schedules.items():
+        say(f"  {', '.join(names)}: {text}" if len(schedules) > 1 else f"  {text}")
+    for text in remarks:
+        say(f"  note: {text}")
+
+
+_COMPILED_HEADINGS: Final = ("registers", "stack", "spills")
+
+
+def _resources(rendered: Rendered) -> list[str]:
+    from attngen.backend.nvrtc import spills_from_log
+    from attngen.engines.cuda_engine import compile_rendered, resources_of
+
+    compiled = compile_rendered(rendered)
+    found = resources_of(rendered, compiled)
+    spills = spills_from_log(compiled.log).get(rendered.launch.kernel)
+    spilled = 0 if spills is None else spills.store_bytes + spills.load_bytes
+    return [str(found.registers), f"{found.stack_bytes} B", f"{spilled} B" if spilled else "none"]
+
+
+def _short(diagnostic: Any) -> str:
+    return f"no registers: {diagnostic.message()} ({diagnostic.hint_text() or diagnostic.code})"
+
+
+def _schedule(rendered: Rendered) -> str:
+    """The schedule, and the sum of what a block keeps in shared memory."""
+    from attngen.kernels import all_families
+
+    schedule, attention = rendered.program.schedule, rendered.program.attention
+    family = all_families()[rendered.launch.family]
+    arrays = family.shared_arrays(attention, schedule)
+    parts = " + ".join(f"{array.name} {array.bytes / 1024:.1f}" for array in arrays)
+    total = sum(array.bytes for array in arrays) / 1024
+    return (
+        f"loop {schedule.loop.value}; passes {schedule.passes.value};"
+        f" normalize {schedule.normalize.value}; shared memory {parts} = {total:.1f} KiB"
+    )

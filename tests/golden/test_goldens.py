@@ -1,0 +1,89 @@
+"""generated/ is what the compiler writes today, compiles everywhere, and was verified as it is."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+import attngen
+from attngen.backend.cubin import read_resources
+from attngen.backend.nvrtc import compile_cuda
+from attngen.targets import all_targets
+from tests.goldens import (
+    GENERATED,
+    GOLDENS,
+    Golden,
+    digest,
+    make_problem,
+    measure,
+    read_index,
+    sizes_of,
+)
+
+every_golden = pytest.mark.parametrize("golden", GOLDENS, ids=lambda g: g.file)
+
+
+def test_generated_holds_the_goldens_and_nothing_else() -> None:
+    files = {str(p.relative_to(GENERATED)) for p in GENERATED.rglob("*.cu")}
+    assert files == {golden.file for golden in GOLDENS} == set(read_index())
+
+
+@every_golden
+def test_text_is_current(golden: Golden) -> None:
+    text = golden.path.read_text(encoding="utf-8")
+    assert golden.render().source == text, "run `make goldens`, read the diff, verify on a GPU"
+    assert read_index()[golden.file]["sha256"] == digest(text)
+
+
+@every_golden
+def test_text_was_verified_on_a_gpu(golden: Golden) -> None:
+    """An entry is dropped from the index when its text changes, so having one is enough."""
+    entry = read_index()[golden.file]
+    if "unverified" in entry:
+        warnings.warn(f"{golden.file} is not verified: {entry['unverified']}", stacklevel=1)
+        return
+    assert "verified" in entry, f"{golden.file} changed since it was last verified on a GPU"
+    assert entry["verified"]["worst_error_over_bound"] <= 1.0
+
+
+@every_golden
+def test_text_compiles_for_every_target_without_spills(golden: Golden) -> None:
+    rendered = golden.render()
+    for target in all_targets():
+        if rendered.launch.shared_bytes > target.shared_bytes_per_block:
+            continue
+        compiled = compile_cuda(rendered.source, name=golden.name, target=target)
+        resources = read_resources(compiled.binary)[rendered.launch.kernel]
+        assert resources.stack_bytes == 0
+        assert resources.params[0].size == rendered.arguments.size
+
+
+@every_golden
+def test_resources_are_those_recorded(golden: Golden) -> None:
+    recorded = read_index()[golden.file]["resources"]
+    assert recorded["spill_bytes"] == recorded["stack_bytes"] == 0
+    found = measure(golden.render())
+    if found["nvrtc"] != recorded["nvrtc"]:
+        pytest.skip(f"recorded with NVRTC {recorded['nvrtc']}, this is {found['nvrtc']}")
+    assert found == recorded
+
+
+@every_golden
+def test_text_is_right_on_the_cpu(golden: Golden, host_compiler: None) -> None:
+    kernel = golden.kernel("cpu")
+    for rows, keys in sizes_of(golden):
+        problem = make_problem(golden, rows, keys)
+        right = _reference(golden, problem)
+        o = np.full((*problem.q.shape[:3], golden.head_dim[1]), np.nan, problem.q.dtype)
+        result = kernel(problem.q, problem.k, problem.v, out=o, **problem.named)
+        assert right.accepts_o(o).all()
+        if isinstance(result, tuple):
+            assert right.accepts_lse(result[1]).all()
+
+
+def _reference(golden: Golden, problem: object) -> attngen.Reference:
+    from tests.gpu.verify_goldens import reference_of
+
+    return reference_of(golden, problem)

@@ -1,0 +1,252 @@
+"""The goldens: generated CUDA that is kept in the repository, and what is known about each.
+
+    python -m tests.goldens              write generated/ anew
+    python -m tests.goldens --record F   take verifications from the results of a GPU run
+
+A golden is one example, dtype, head dim, schedule and target.  `generated/index.toml` holds the
+digest of its text, the resources that the compiler gave it, and its last GPU verification;
+a text that changed since then fails the suite until it is verified again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import attngen
+from attngen import targets
+from attngen.backend.cubin import read_resources
+from attngen.backend.nvrtc import compile_cuda, spills_from_log
+from attngen.cli.guess import guess_sizes, make_tensor
+from attngen.compiler import Rendered
+from attngen.ir.types import FLOATING
+
+ROOT = Path(__file__).resolve().parents[1]
+GENERATED = ROOT / "generated"
+INDEX = GENERATED / "index.toml"
+
+
+@dataclass(frozen=True)
+class Golden:
+    """One generated kernel that is kept."""
+
+    name: str
+    example: str
+    target: str
+    dtype: str
+    head_dim: tuple[int, int]
+    schedule: str | None = None
+
+    @property
+    def file(self) -> str:
+        return f"{self.target}/{self.name}.cu"
+
+    @property
+    def path(self) -> Path:
+        return GENERATED / self.file
+
+    def kernel(self, engine: attngen.api.Engine = "cpu") -> attngen.Kernel:
+        return attngen.compile(
+            ROOT / "examples" / f"{self.example}.attn",
+            dtype=self.dtype,
+            head_dim=self.head_dim,
+            arch=self.target,
+            engine=engine,
+            schedule=self.schedule,
+        )
+
+    def render(self) -> Rendered:
+        return self.kernel().render(self.target)
+
+
+_FA1 = "loop kv, q; passes fused; normalize every_tile"
+_SAFE = "passes three; normalize every_tile"
+_ONLINE = "passes two; normalize last"
+
+GOLDENS = (
+    Golden("causal_fp32_d64", "causal", "sm_80", "fp32", (64, 64)),
+    Golden("causal_fp32_d64_three_passes", "causal", "sm_80", "fp32", (64, 64), _SAFE),
+    Golden("causal_fp32_d64_two_passes", "causal", "sm_80", "fp32", (64, 64), _ONLINE),
+    Golden("causal_fp32_d64_keys_outside", "causal", "sm_80", "fp32", (64, 64), _FA1),
+    Golden("causal_bf16_d256", "causal", "sm_86", "bf16", (256, 256)),
+    Golden("gemma2_local_bf16_d256", "gemma2_local", "sm_90a", "bf16", (256, 256)),
+    Golden("gpt_oss_bf16_d64", "gpt_oss", "sm_90a", "bf16", (64, 64)),
+    Golden("mla_prefill_bf16_d192_v128", "mla_prefill", "sm_90a", "bf16", (192, 128)),
+    Golden("sigmoid_fp16_d64", "sigmoid_attention", "sm_89", "fp16", (64, 64)),
+    Golden("alibi_fp16_d64", "alibi", "sm_90a", "fp16", (64, 64)),
+    Golden("t5_fp32_d64", "t5", "sm_100a", "fp32", (64, 64)),
+    Golden("packed_documents_fp16_d64", "packed_documents", "sm_90a", "fp16", (64, 64)),
+    Golden("padded_decode_fp16_d128", "padded_decode", "sm_90a", "fp16", (128, 128)),
+    Golden("natten_2d_fp16_d32", "natten_2d", "sm_120", "fp16", (32, 32)),
+    Golden("speculative_tree_bf16_d64", "speculative_tree", "sm_90a", "bf16", (64, 64)),
+    Golden("block_sparse_bf16_d64", "block_sparse", "sm_90a", "bf16", (64, 64)),
+)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Inputs of one golden at one size."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    named: Mapping[str, Any]
+
+
+def make_problem(golden: Golden, rows: int, keys: int, seed: int = 0) -> Problem:
+    """Random inputs that the variant accepts: B 2, the heads it declares or 4 over 2."""
+    from attngen.backend.device import numpy_dtype
+
+    rng = np.random.default_rng(seed)
+    attention = golden.kernel().attention
+    Hq, Hkv = attention.heads_q or 4, attention.heads_kv or 2
+    if Hq > 8:  # declared heads are part of the text; two sequences would take long
+        batch = 1
+    else:
+        batch = 2
+    Dqk, Dv = golden.head_dim
+    dtype = numpy_dtype(FLOATING[golden.dtype].name)
+    q, k, v = (
+        rng.standard_normal(shape, dtype=np.float32).astype(dtype)
+        for shape in ((batch, Hq, rows, Dqk), (batch, Hkv, keys, Dqk), (batch, Hkv, keys, Dv))
+    )
+    sizes = {"B": batch, "Hq": Hq, "Hkv": Hkv, "Sq": rows, "Skv": keys, "Dqk": Dqk, "Dv": Dv}
+    params = {p.name: _param_value(p) for p in attention.params}
+    sizes |= guess_sizes(attention, sizes, params)
+    named = {t.name: make_tensor(attention, t, sizes, rng)[0] for t in attention.tensors}
+    return Problem(q, k, v, {**named, **params})
+
+
+def _param_value(param: Any) -> Any:
+    if param.default is not None:
+        return param.default
+    low = param.bound.low if param.bound.low is not None else 1
+    return type(low)(low + 1)
+
+
+def sizes_of(golden: Golden) -> list[tuple[int, int]]:
+    """(rows, keys) around the tiles: 1, tile - 1, tile + 1, 3 tile + 5."""
+    tiles = golden.render().launch.tiles
+    tq, tk = tiles.tile_q, tiles.tile_kv
+    return [(1, 1), (tq - 1, tk - 1), (tq + 1, tk + 1), (3 * tq + 5, 3 * tk + 5)]
+
+
+# ---- the index ---------------------------------------------------------------------------
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def measure(rendered: Rendered) -> dict[str, Any]:
+    """What the compiler gives a golden: registers, stack, spills, shared memory."""
+    compiled = compile_cuda(rendered.source, name="golden.cu", target=rendered.target)
+    kernel = rendered.launch.kernel
+    resources = read_resources(compiled.binary)[kernel]
+    spills = spills_from_log(compiled.log).get(kernel)
+    return {
+        "nvrtc": ".".join(compiled.compiler_version.split(".")[:2]),
+        "registers": resources.registers,
+        "stack_bytes": resources.stack_bytes,
+        "spill_bytes": 0 if spills is None else spills.store_bytes + spills.load_bytes,
+        "shared_bytes": rendered.launch.shared_bytes,
+    }
+
+
+def read_index() -> dict[str, dict[str, Any]]:
+    """The entries by file name."""
+    if not INDEX.is_file():
+        return {}
+    with INDEX.open("rb") as file:
+        return {entry["file"]: entry for entry in tomllib.load(file)["golden"]}
+
+
+def write_index(entries: Mapping[str, Mapping[str, Any]]) -> None:
+    lines = [
+        "# What is known about each generated file.  Written by `python -m tests.goldens`;",
+        "# `verified` is the last GPU run over this very text.",
+        "",
+    ]
+    for golden in GOLDENS:
+        lines.append("[[golden]]")
+        lines += [f"{key} = {_toml(value)}" for key, value in entries[golden.file].items()]
+        lines.append("")
+    INDEX.write_text("\n".join(lines), encoding="utf-8")
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + " }"
+    return json.dumps(value)
+
+
+def _entries() -> Iterator[tuple[Golden, Rendered, dict[str, Any]]]:
+    old = read_index()
+    for golden in GOLDENS:
+        rendered = golden.render()
+        entry: dict[str, Any] = {
+            "file": golden.file,
+            "example": golden.example,
+            "target": golden.target,
+            "dtype": golden.dtype,
+            "head_dim": list(golden.head_dim),
+            "schedule": golden.schedule or "",
+            "sha256": digest(rendered.source),
+            "resources": measure(rendered),
+        }
+        before = old.get(golden.file, {})
+        same = before.get("sha256") == entry["sha256"]
+        for key in ("verified", "unverified"):
+            if key in before and (same or key == "unverified"):
+                entry[key] = before[key]
+        yield golden, rendered, entry
+
+
+def write_goldens() -> None:
+    """Write every file and the index; verifications of unchanged texts are kept."""
+    entries = {}
+    for golden, rendered, entry in _entries():
+        golden.path.parent.mkdir(parents=True, exist_ok=True)
+        golden.path.write_text(rendered.source, encoding="utf-8")
+        entries[golden.file] = entry
+    kept = {golden.path for golden in GOLDENS}
+    for path in GENERATED.rglob("*.cu"):
+        if path not in kept:
+            path.unlink()
+    write_index(entries)
+
+
+def record(results: Path) -> None:
+    """Take the verifications of a GPU run (`tests/gpu/verify_goldens.py`) into the index."""
+    found = json.loads(results.read_text(encoding="utf-8"))
+    entries = read_index()
+    for file, result in found["goldens"].items():
+        entry = entries[file]
+        if entry["sha256"] != result["sha256"]:
+            raise SystemExit(f"{file}: the run verified another text")
+        entry.pop("unverified", None)
+        entry["verified"] = {
+            "device": found["device"],
+            "date": found["date"],
+            "worst_error_over_bound": result["worst"],
+            "command": found["command"],
+        }
+    write_index(entries)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--record", type=Path)
+    given = parser.parse_args()
+    if given.record is not None:
+        record(given.record)
+    else:
+        write_goldens()
