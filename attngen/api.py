@@ -9,41 +9,43 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, final
+from typing import Any, Literal, TypeAlias, final, get_args
 
 import numpy as np
 
 from attngen import options, targets
 from attngen.analysis.ranges import compile_time_ranges, exceeding_int64
 from attngen.backend.device import (
+    CPU,
     ArrayView,
     Device,
     allocate,
+    cuda_device,
     current_stream,
     find_common_device,
     view,
 )
-from attngen.binding import Binding, bind, split_arguments
-from attngen.binding_errors import ReservedArgument, ShapeMismatch
+from attngen.backend.errors import NotPrepared
+from attngen.binding import Binding, Layout, bind, is_int, require_free_names, split_arguments
+from attngen.binding_errors import OutputOverlaps, ReservedArgument, ShapeMismatch
 from attngen.compiler import Rendered, plan_for_numpy, render_program
 from attngen.diagnostics.diagnostic import AttnError
-from attngen.engines.outputs import Outputs, workspace_shape
+from attngen.engines.outputs import Outputs, overlap, workspace_shape
+from attngen.executor.errors import ReadOutside
 from attngen.frontend.check import Checked, check
 from attngen.frontend.load import Unit, load_file, load_text
 from attngen.frontend.schedule_text import override_schedule
 from attngen.ir.attention import Attention
 from attngen.ir.program import Program
-from attngen.ir.semantics import evaluate
-from attngen.ir.types import FLOATING, Element
+from attngen.ir.types import Element
 from attngen.partial import PartialState
 from attngen.targets.base import Target
 
 __all__ = ["Engine", "Kernel", "Layout", "compile", "compile_text"]
 
 Engine: TypeAlias = Literal["auto", "cuda", "cpu", "numpy"]
-Layout: TypeAlias = Literal["bhsd", "bshd"]
 Array: TypeAlias = Any
 
 _DEFAULT_CPU_TARGET = "sm_80"
@@ -97,6 +99,7 @@ class _Key:
     dtype: str
     head_dims: tuple[int, int]
     target: str | None
+    is_checked: bool
 
 
 @dataclass(slots=True)
@@ -109,6 +112,7 @@ class _Compiled:
     program: Program
     rendered: Rendered | None = None
     module: Any = None
+    loaded: set[int] = field(default_factory=set)  # indices of GPUs
     library: Path | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -131,13 +135,17 @@ class Kernel:
         engine: Engine = "auto",
         schedule: str | None = None,
     ) -> None:
-        dims = (head_dim, head_dim) if isinstance(head_dim, int) else head_dim
+        _require_choice("engine", engine, Engine)
         if schedule is not None:
             unit = override_schedule(unit, schedule)
         self.unit = unit
-        self.checked: Checked = check(unit, consts=consts, dtype=dtype, head_dim=dims)
+        self._text = unit.main.span.source.text
+        self._consts, self._dtype, self._head_dims = consts, dtype, _pair(head_dim)
+        self.checked: Checked = check(unit, consts=consts, dtype=dtype, head_dim=self._head_dims)
+        require_free_names(self.checked.attention)
         self._arch = None if arch is None else targets.get(arch)
         self._engine = engine
+        self._targets: dict[int, Target] = {}  # by index of GPU
         self._compiled: dict[_Key, _Compiled] = {}
         self._lock = threading.Lock()
         attention = self.checked.attention
@@ -158,10 +166,16 @@ class Kernel:
         """How many specialisations were compiled so far."""
         return len(self._compiled)
 
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """What was compiled so far, in order."""
+        return tuple(compiled.program for compiled in self._compiled.values())
+
     # ---- calls ----
 
     def __call__(
         self,
+        /,
         q: Array,
         k: Array,
         v: Array,
@@ -169,6 +183,7 @@ class Kernel:
         return_lse: bool = False,
         out: Array | None = None,
         layout: Layout = "bhsd",
+        check: bool = False,
         **named: Any,
     ) -> Array:
         """Attention of q over k and v.
@@ -176,24 +191,36 @@ class Kernel:
         Shapes:  layout "bhsd": q [B, Hq, Sq, Dqk], k [B, Hkv, Skv, Dqk], v [B, Hkv, Skv, Dv],
                  o [B, Hq, Sq, Dv]; "bshd": heads and tokens swapped.  lse, row_max [B, Hq, Sq],
                  float32; the LSE is a natural logarithm.  Any strides; nothing is copied.
+        check:   report a read outside of a captured tensor, which otherwise gives the nearest
+                 element; waits for the launch, and compiles a variant of its own.
         named:   the captured tensors and params of the variant, by name.
         Returns: o; with `return_lse` or several `output`s a tuple, in order.
         Errors:  AttnError A60x, A62x about an argument, A61x about the launch.
         """
         tensors, params = split_arguments(self.attention, named)
         binding, device = self._bind(q, k, v, tensors, params, layout)
-        compiled = self._specialise(binding.dtype, _head_dims(binding), device)
         wanted = self._wanted(return_lse)
+        if out is not None:
+            _check_out(view(out, "out", is_output=True), _out_shape(binding, layout), binding)
+        compiled = self._specialise(binding.dtype, _head_dims(binding), device, is_checked=check)
+        self._make_ready(compiled, device, like=q)
         arrays = self._allocate_outputs(wanted, binding, q, out, layout)
         views = {name: view(array, name, is_output=True) for name, array in arrays.items()}
         views["o"] = _in_bhsd(views["o"], layout)
         state = self._workspaces(compiled.program, binding, q)
+        if check and compiled.rendered is not None:
+            report = allocate((1,), "int32", q)
+            report[...] = 0
+            views["report"] = view(report, "report", is_output=True)
         self._run(compiled, binding, Outputs(**views, **state.views), device, like=q)
+        if "report" in views:
+            self._raise_report(int(report[0]), binding)
         results = tuple(arrays[name] for name in wanted)
         return results[0] if len(results) == 1 else results
 
     def partial(
         self,
+        /,
         q: Array,
         k: Array,
         v: Array,
@@ -215,6 +242,7 @@ class Kernel:
         tensors, params = split_arguments(self.attention, named)
         binding, device = self._bind(q, k, v, tensors, params, layout, q_range, kv_range, (Sq, Skv))
         compiled = self._specialise(binding.dtype, _head_dims(binding), device)
+        self._make_ready(compiled, device, like=q)
         rows = binding.sizes["B"], binding.sizes["Hq"], binding.rows[1] - binding.rows[0]
         state = _State.allocate(rows, binding.sizes["Dv"], q)
         self._run(compiled, binding, Outputs(**state.views), device, like=q)
@@ -222,7 +250,8 @@ class Kernel:
         row_state = self.attention.row_state
         if not row_state.running_max:
             m[...], l[...] = -np.inf, 0.0
-        return PartialState(row_state, m, l, acc, self._sink(binding))
+        sink = self._sink(compiled, binding, device, like=q) if row_state.has_sink else None
+        return PartialState(row_state, m, l, acc, sink)
 
     def prepare(
         self,
@@ -233,14 +262,14 @@ class Kernel:
     ) -> None:
         """Compile and load ahead of the first call, for the given GPUs.
 
+        With engine "cpu" or "numpy" it does the same for the CPU.
+
         dtype, head_dim:  needed where the variant leaves them to the first call.
         """
         element, dims = self._decided(dtype, head_dim)
-        for index in devices:
-            device = Device("cuda", index)
-            compiled = self._specialise(element, dims, device)
-            launch = compiled.program.launches[0]
-            self._module(compiled).prepare(launch.kernel, device, shared_bytes=launch.shared_bytes)
+        on_cpu = self._engine in ("cpu", "numpy")
+        for device in (CPU,) if on_cpu else map(cuda_device, devices):
+            self._make_ready(self._specialise(element, dims, device), device)
 
     def render(
         self,
@@ -267,8 +296,7 @@ class Kernel:
         kv_range: tuple[int, int] | None = None,
         logical: tuple[int | None, int | None] = (None, None),
     ) -> tuple[Binding, Device]:
-        if layout not in ("bhsd", "bshd"):
-            raise AttnError(ReservedArgument(None, f"layout={layout!r}", "it is bhsd or bshd"))
+        _require_choice("layout", layout, Layout)
         operands = {name: view(x, name) for name, x in (("q", q), ("k", k), ("v", v))}
         captured = {name: view(x, name) for name, x in tensors.items()}
         device = find_common_device({**operands, **captured})
@@ -282,6 +310,7 @@ class Kernel:
             q_range=q_range,
             kv_range=kv_range,
             logical=logical,
+            layout=layout,
             check_integers=self._may_exceed_int64,
         )
         return binding, device
@@ -303,15 +332,10 @@ class Kernel:
         out: Array | None,
         layout: Layout,
     ) -> dict[str, Array]:
-        B, Hq, rows, Dv = (*(binding.sizes[n] for n in ("B", "Hq", "Sq")), binding.sizes["Dv"])
-        shape = (B, Hq, rows, Dv) if layout == "bhsd" else (B, rows, Hq, Dv)
-        arrays = {"o": allocate(shape, binding.dtype.name, like) if out is None else out}
-        if out is not None:
-            _check_out(view(out, "out", is_output=True), shape, binding.dtype)
-        for name in wanted:
-            if name != "o":
-                arrays[name] = allocate((B, Hq, rows), "fp32", like)
-        return arrays
+        if out is None:
+            out = allocate(_out_shape(binding, layout), binding.dtype.name, like)
+        per_row = tuple(binding.sizes[n] for n in ("B", "Hq", "Sq"))
+        return {n: out if n == "o" else allocate(per_row, "fp32", like) for n in ("o", *wanted)}
 
     def _workspaces(self, program: Program, binding: Binding, like: Array) -> _State:
         arrays = {
@@ -320,9 +344,18 @@ class Kernel:
         }
         return _State(**arrays)
 
-    def _specialise(self, dtype: Element, dims: tuple[int, int], device: Device) -> _Compiled:
+    def _raise_report(self, number: int, binding: Binding) -> None:
+        """Raise what a checked kernel reported, if anything."""
+        if number:
+            tensor = self.attention.tensors[number - 1]
+            shape = binding.tensors[tensor.name].shape
+            raise AttnError(ReadOutside(tensor.span, tensor.name, shape))
+
+    def _specialise(
+        self, dtype: Element, dims: tuple[int, int], device: Device, *, is_checked: bool = False
+    ) -> _Compiled:
         target = self._target(device)
-        key = _Key(dtype.name, dims, target and target.name)
+        key = _Key(dtype.name, dims, target and target.name, is_checked)
         found = self._compiled.get(key)
         if found is None:
             with self._lock:
@@ -331,7 +364,9 @@ class Kernel:
                     if target is None:
                         found = _Compiled(plan_for_numpy(self.checked, dtype, dims))
                     else:
-                        rendered = render_program(self.checked, dtype, dims, target)
+                        rendered = render_program(
+                            self.checked, dtype, dims, target, is_checked=is_checked
+                        )
                         found = _Compiled(rendered.program, rendered)
                         if rendered.notes:
                             _say_once(f"{self.name}: {'; '.join(rendered.notes)}")
@@ -347,7 +382,32 @@ class Kernel:
         if self._engine in ("cpu", "numpy"):
             reason = f"the arrays are on {device}; move them to the CPU"
             raise AttnError(ReservedArgument(None, f"engine={self._engine}", reason))
-        return self._arch or _target_of_gpu(device.index)
+        if self._arch is not None:
+            return self._arch
+        found = self._targets.get(device.index)
+        if found is None:
+            found = self._targets[device.index] = _target_of_gpu(device.index)
+        return found
+
+    def _make_ready(self, compiled: _Compiled, device: Device, like: Array = None) -> None:
+        """Build and load what a run on a device needs, before anything is allocated for it.
+
+        `like` is an array of the call whose stream must not be capturing a graph.
+
+        Errors:  A613 when it is.
+        """
+        if compiled.rendered is None or device.index in compiled.loaded:
+            return
+        if device.kind == "cpu":
+            self._library(compiled)
+            return
+        from attngen.backend.launch import load_driver
+
+        launch = compiled.rendered.launch
+        if like is not None and load_driver().is_capturing(current_stream(device, like)):
+            raise AttnError(NotPrepared(None, launch.kernel, str(device)))
+        self._module(compiled).prepare(launch.kernel, device, shared_bytes=launch.shared_bytes)
+        compiled.loaded.add(device.index)
 
     def _run(
         self, compiled: _Compiled, binding: Binding, outputs: Outputs, device: Device, like: Array
@@ -363,15 +423,9 @@ class Kernel:
             stream = current_stream(device, like)
             launch_on_gpu(compiled.rendered, module, binding, outputs, device=device, stream=stream)
         else:
-            from attngen.cpu.build import build_library
             from attngen.engines.cpu_engine import run_on_host
 
-            with compiled.lock:
-                if compiled.library is None:
-                    compiled.library = build_library(
-                        compiled.rendered.source, cache_dir=options.host_cache_dir()
-                    )
-            run_on_host(compiled.rendered, binding, outputs, compiled.library)
+            run_on_host(compiled.rendered, binding, outputs, self._library(compiled))
 
     def _runs_on_host(self) -> bool:
         """Whether arrays on the CPU go to the CUDA text, and not to the NumPy executor."""
@@ -395,6 +449,16 @@ class Kernel:
             )
         return True
 
+    def _library(self, compiled: _Compiled) -> Path:
+        from attngen.cpu.build import build_library
+
+        assert compiled.rendered is not None
+        with compiled.lock:
+            if compiled.library is None:
+                source, folder = compiled.rendered.source, options.host_cache_dir()
+                compiled.library = build_library(source, cache_dir=folder)
+        return compiled.library
+
     def _module(self, compiled: _Compiled) -> Any:
         if compiled.module is None:
             from attngen.backend.launch import CudaModule
@@ -404,43 +468,38 @@ class Kernel:
             with compiled.lock:
                 if compiled.module is None:
                     target = compiled.rendered.target.name
-                    cubin = compile_rendered(compiled.rendered).binary
+                    cubin = compile_rendered(compiled.rendered, self._text).binary
                     compiled.module = CudaModule(cubin, name=f"{self.name} for {target}")
         return compiled.module
 
     def _decided(
         self, dtype: str | None, head_dim: int | tuple[int, int] | None
     ) -> tuple[Element, tuple[int, int]]:
-        attention = self.attention
-        if isinstance(head_dim, int):
-            head_dim = (head_dim, head_dim)
-        declared = attention.head_dim_qk, attention.head_dim_v
-        dims = head_dim or (declared if None not in declared else None)
-        element = attention.dtype or (FLOATING[dtype] if dtype else None)
-        if element is None or dims is None:
-            missing = "dtype" if element is None else "head_dim"
-            reason = f"`{self.name}` leaves it open, so it must be given here"
-            raise AttnError(ReservedArgument(None, missing, reason))
-        return element, dims  # type: ignore[return-value]
-
-    def _sink(self, binding: Binding) -> Array | None:
-        """The sink's logit per (batch, head), for a later `finalize`."""
-        sink = self.attention.sink
-        if sink is None:
-            return None
-        from attngen.engines.numpy_engine import as_numpy
-
-        B, Hq, Hkv = (binding.sizes[n] for n in ("B", "Hq", "Hkv"))
-        b, h = np.arange(B)[:, None], np.arange(Hq)[None, :]
-        symbols = {**binding.sizes, **binding.params, "b": b, "h": h, "hkv": h // (Hq // Hkv)}
-        if binding.q.device.kind == "cpu":
-            tensors = {name: as_numpy(x) for name, x in binding.tensors.items()}
+        """What `prepare` and `render` compile for: as declared, given to `compile`, or here."""
+        dtype = _agreed("dtype", self._dtype, dtype)
+        dims = _agreed("head_dim", self._head_dims, _pair(head_dim))
+        attention = check(self.unit, consts=self._consts, dtype=dtype, head_dim=dims).attention
+        if attention.dtype is None:
+            missing = "dtype"
+        elif attention.head_dim_qk is None or attention.head_dim_v is None:
+            missing = "head_dim"
         else:
-            import cupy
+            return attention.dtype, (attention.head_dim_qk, attention.head_dim_v)
+        reason = f"`{self.name}` leaves it open, so it must be given here"
+        raise AttnError(ReservedArgument(None, missing, reason))
 
-            tensors = {n: cupy.asarray(x.owner) for n, x in binding.tensors.items()}
-        value = evaluate(sink, symbols, tensors).data
-        return (value + np.zeros((B, Hq), np.float32))[..., None]
+    def _sink(self, compiled: _Compiled, binding: Binding, device: Device, like: Array) -> Array:
+        """The sink's logit per (batch, head), for a later `finalize`: a row's LSE without keys."""
+        B, Hq, Dv = (binding.sizes[n] for n in ("B", "Hq", "Dv"))
+        (begin, end), (key, _) = binding.rows, binding.keys
+        lse = allocate((B, Hq, 1), "fp32", like)
+        if begin < end:
+            one_row = replace(binding, rows=(begin, begin + 1), keys=(key, key))
+            o = allocate((B, Hq, 1, Dv), binding.dtype.name, like)
+            written = {"o": view(o, "o", is_output=True), "lse": view(lse, "lse", is_output=True)}
+            state = self._workspaces(compiled.program, one_row, like)
+            self._run(compiled, one_row, Outputs(**written, **state.views), device, like)
+        return _to_array(lse, device)
 
 
 @dataclass(slots=True)
@@ -465,6 +524,33 @@ class _State:
         return {n: view(x, n, is_output=True) for n, x in named.items() if x is not None}
 
 
+def _require_choice(name: str, value: Any, choices: Any) -> None:
+    if value not in get_args(choices):
+        reason = f"it is one of {', '.join(get_args(choices))}"
+        raise AttnError(ReservedArgument(None, f"{name}={value!r}", reason))
+
+
+def _pair(head_dim: int | tuple[int, int] | None) -> tuple[int, int] | None:
+    """(Dqk, Dv)."""
+    match head_dim:
+        case None:
+            return None
+        case (qk, v) if is_int(qk) and is_int(v):
+            return int(qk), int(v)
+        case _ if is_int(head_dim):
+            return int(head_dim), int(head_dim)
+    reason = "it is an integer, or a pair of them for q and k, and for v"
+    raise AttnError(ReservedArgument(None, f"head_dim={head_dim!r}", reason))
+
+
+def _agreed(name: str, of_compile: Any, given: Any) -> Any:
+    """What `compile` was given holds for the whole kernel."""
+    if of_compile is not None and given not in (None, of_compile):
+        reason = f"the kernel was compiled for {name}={of_compile}"
+        raise AttnError(ReservedArgument(None, f"{name}={given}", reason))
+    return given if of_compile is None else of_compile
+
+
 def _head_dims(binding: Binding) -> tuple[int, int]:
     return binding.sizes["Dqk"], binding.sizes["Dv"]
 
@@ -480,10 +566,21 @@ def _in_bhsd(x: ArrayView, layout: Layout) -> ArrayView:
     )
 
 
-def _check_out(out: ArrayView, shape: tuple[int, ...], dtype: Element) -> None:
-    if out.shape != shape or out.dtype != dtype.name:
+def _out_shape(binding: Binding, layout: Layout) -> tuple[int, ...]:
+    b, h, s, d = (binding.sizes[n] for n in ("B", "Hq", "Sq", "Dv"))
+    return (b, h, s, d) if layout == "bhsd" else (b, s, h, d)
+
+
+def _check_out(out: ArrayView, shape: tuple[int, ...], binding: Binding) -> None:
+    dtype = binding.dtype.name
+    if out.shape != shape or out.dtype != dtype:
         has = f"{tuple(out.shape)} of {out.dtype}"
-        raise AttnError(ShapeMismatch(None, "out", has, f"{shape} of {dtype.name}"))
+        raise AttnError(ShapeMismatch(None, "out", has, f"{shape} of {dtype}"))
+    find_common_device({"q": binding.q, "out": out})
+    inputs = {"q": binding.q, "k": binding.k, "v": binding.v, **binding.tensors}
+    for name, read in inputs.items():
+        if overlap(out, read):
+            raise AttnError(OutputOverlaps(None, name))
 
 
 def _to_array(x: Array, device: Device) -> Array:

@@ -6,11 +6,13 @@ argument, what it has and what was expected.
 
 from __future__ import annotations
 
+import ctypes
 import difflib
+import math
 import numbers
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final, final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, TypeAlias, TypeGuard, final
 
 from attngen.analysis.ranges import exceeding_int64, infer_ranges, launch_ranges
 from attngen.backend.device import ITEM_BYTES, ArrayView
@@ -29,18 +31,23 @@ from attngen.binding_errors import (
     UnknownArgument,
 )
 from attngen.diagnostics.diagnostic import AttnError, Diagnostic
-from attngen.ir.attention import Attention, Param, Tensor, TensorDim
+from attngen.ir.attention import Attention, Bound, Param, Tensor, TensorDim
 from attngen.ir.types import FLOATING, Element, ScalarType
 
-__all__ = ["Binding", "bind", "split_arguments"]
+__all__ = ["Binding", "Layout", "bind", "is_int", "require_free_names", "split_arguments"]
+
+Layout: TypeAlias = Literal["bhsd", "bshd"]
 
 LARGEST_HEAD_DIM: Final = 256
 LARGEST_SIZE: Final = 2**31 - 1025
 """Lengths stay so far below 2^31 that the last tile's end still fits 32 bits."""
-_REFUSED: Final = {
-    "dropout": "attngen computes no dropout; call it with dropout 0",
-    "dropout_p": "attngen computes no dropout; call it with dropout 0",
-}
+_NO_DROPOUT: Final = "attngen computes no dropout; leave it out, or pass 0"
+_REFUSED: Final = {"dropout": _NO_DROPOUT, "dropout_p": _NO_DROPOUT}
+"""What other libraries take; 0 asks for nothing, so it is taken."""
+_OF_THE_CALL: Final = frozenset(
+    {"q", "k", "v", "return_lse", "out", "layout", "check", "q_range", "kv_range", "Sq", "Skv"}
+)
+"""Arguments of every call, whose names no tensor or param can have."""
 
 
 @final
@@ -64,13 +71,31 @@ class Binding:
     keys: tuple[int, int]
 
 
+def require_free_names(attention: Attention) -> None:
+    """No tensor or param has the name of an argument that every call has.
+
+    Errors:  A632 for each that does.
+    """
+    reason = "every call has an argument of this name; choose another, such as `my_{}`"
+    declared: list[Tensor | Param] = [*attention.tensors, *attention.params]
+    taken = [
+        ReservedArgument(each.span, each.name, reason.format(each.name))
+        for each in declared
+        if each.name in _OF_THE_CALL
+    ]
+    if taken:
+        raise AttnError(*taken)
+
+
 def split_arguments(
     attention: Attention, named: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Keyword arguments of a call → tensors and params (defaults filled in), both complete."""
     known = {t.name for t in attention.tensors} | {p.name for p in attention.params}
     problems: list[Diagnostic] = [
-        _unknown(attention, name, known) for name in named if name not in known
+        _unknown(attention, name, known)
+        for name, value in named.items()
+        if name not in known and not _asks_for_nothing(name, value)
     ]
     tensors, params = {}, {}
     for tensor in attention.tensors:
@@ -101,24 +126,26 @@ def bind(
     q_range: tuple[int, int] | None = None,
     kv_range: tuple[int, int] | None = None,
     logical: tuple[int | None, int | None] = (None, None),
+    layout: Layout = "bhsd",
     check_integers: bool = True,
 ) -> Binding:
     """Check one call.
 
-    Shapes:  q [B, Hq, rows, Dqk], k [B, Hkv, keys, Dqk], v [B, Hkv, keys, Dv].
+    Shapes:  q [B, Hq, rows, Dqk], k [B, Hkv, keys, Dqk], v [B, Hkv, keys, Dv]; `layout` is
+             how the caller has them, for the words of an error.
     Units:   `logical` is (Sq, Skv) when the arrays hold only the ranges; otherwise the arrays
              hold everything, and the ranges say which part is computed.
     Errors:  A621 to A631.
     """
-    dtype = _check_operands(attention, q, k, v)
-    q, rows, Sq = _take_range("q_range", q, q_range, logical[0])
-    k, keys, Skv = _take_range("kv_range", k, kv_range, logical[1])
-    v, _, _ = _take_range("kv_range", v, kv_range, logical[1])
+    dtype = _check_operands(attention, q, k, v, layout)
+    q, rows, Sq = _take_range("q", q, q_range, logical[0], layout)
+    k, keys, Skv = _take_range("k", k, kv_range, logical[1], layout)
+    v, _, _ = _take_range("v", v, kv_range, logical[1], layout)
     sizes = {
         "B": q.shape[0], "Hq": q.shape[1], "Hkv": k.shape[1], "Sq": Sq, "Skv": Skv,
         "Dqk": q.shape[3], "Dv": v.shape[3],
     }  # fmt: skip
-    _check_sizes(attention, sizes)
+    _check_sizes(attention, sizes, (q, k, v), layout)
     # A dimension that may be 1 or absent does not say how long it is, so it is bound last.
     in_order = sorted(attention.tensors, key=lambda t: any(d.optional for d in t.dims))
     bound = {t.name: _bind_tensor(t, tensors[t.name], sizes) for t in in_order}
@@ -132,10 +159,14 @@ def bind(
 # ---- q, k, v -----------------------------------------------------------------------------
 
 
-def _check_operands(attention: Attention, q: ArrayView, k: ArrayView, v: ArrayView) -> Element:
+def _check_operands(
+    attention: Attention, q: ArrayView, k: ArrayView, v: ArrayView, layout: Layout
+) -> Element:
+    dims = {"q": ("B", "Hq", "Sq", "Dqk"), "k": ("B", "Hkv", "Skv", "Dqk")}
+    dims["v"] = ("B", "Hkv", "Skv", "Dv")
     for name, view in (("q", q), ("k", k), ("v", v)):
         if len(view.shape) != 4:
-            raise AttnError(ShapeMismatch(None, name, _shape(view), "four dimensions"))
+            raise AttnError(ShapeMismatch(None, name, _shape(view), _listed(dims[name], layout)))
         if view.dtype not in FLOATING:
             expected = attention.dtype.name if attention.dtype else "fp16, bf16 or fp32"
             raise AttnError(DtypeMismatch(None, name, view.dtype, expected))
@@ -146,16 +177,21 @@ def _check_operands(attention: Attention, q: ArrayView, k: ArrayView, v: ArrayVi
             raise AttnError(DtypeMismatch(None, name, view.dtype, f"{dtype.name}, {why}"))
     B, _, _, Dqk = q.shape
     if k.shape[0] != B or k.shape[3] != Dqk:
-        raise AttnError(
-            ShapeMismatch(None, "k", _shape(k), f"(B, Hkv, Skv, Dqk) with B = {B}, Dqk = {Dqk}")
-        )
+        expected = f"{_listed(dims['k'], layout)} with B = {B}, Dqk = {Dqk}"
+        raise AttnError(ShapeMismatch(None, "k", _listed(k.shape, layout), expected))
     if v.shape[:3] != k.shape[:3]:
-        expected = ", ".join(map(str, k.shape[:3]))
-        raise AttnError(ShapeMismatch(None, "v", _shape(v), f"({expected}, Dv), as k has"))
+        expected = f"{_listed((*k.shape[:3], 'Dv'), layout)}, as k has"
+        raise AttnError(ShapeMismatch(None, "v", _listed(v.shape, layout), expected))
     return dtype
 
 
-def _check_sizes(attention: Attention, sizes: Mapping[str, int]) -> None:
+def _check_sizes(
+    attention: Attention,
+    sizes: Mapping[str, int],
+    operands: tuple[ArrayView, ArrayView, ArrayView],
+    layout: Layout,
+) -> None:
+    q, k, v = operands
     for name in ("B", "Hq", "Hkv", "Sq", "Skv"):
         if sizes[name] > LARGEST_SIZE:
             raise AttnError(SizeTooLarge(None, name, sizes[name], LARGEST_SIZE))
@@ -165,37 +201,48 @@ def _check_sizes(attention: Attention, sizes: Mapping[str, int]) -> None:
     if sizes["Hkv"] == 0 or sizes["Hq"] % sizes["Hkv"]:
         raise AttnError(GroupMismatch(None, sizes["Hq"], sizes["Hkv"]))
     declared = (
-        ("Hq", "q", attention.heads_q), ("Hkv", "k", attention.heads_kv),
-        ("Dqk", "q", attention.head_dim_qk), ("Dv", "v", attention.head_dim_v),
+        ("Hq", "q", q, attention.heads_q), ("Hkv", "k", k, attention.heads_kv),
+        ("Dqk", "q", q, attention.head_dim_qk), ("Dv", "v", v, attention.head_dim_v),
     )  # fmt: skip
-    for name, argument, value in declared:
+    for name, argument, view, value in declared:
         if value is not None and sizes[name] != value:
-            has = f"with {name} = {sizes[name]}"
+            has = f"{_listed(view.shape, layout)}, with {name} = {sizes[name]}"
             raise AttnError(ShapeMismatch(None, argument, has, f"{name} = {value}, as declared"))
 
 
 def _take_range(
-    name: str, view: ArrayView, range_: tuple[int, int] | None, logical: int | None
+    name: str,
+    view: ArrayView,
+    range_: tuple[int, int] | None,
+    logical: int | None,
+    layout: Layout,
 ) -> tuple[ArrayView, tuple[int, int], int]:
     """The part of an operand that is computed, its range, and the logical length."""
-    tokens = view.shape[2]
+    range_name, size_name = ("q_range", "Sq") if name == "q" else ("kv_range", "Skv")
+    tokens, has = view.shape[2], _listed(view.shape, layout)
+    if logical is not None and (not is_int(logical) or logical < 0):
+        reason = f"it is the number of tokens of the whole problem, not {logical!r}"
+        raise AttnError(ReservedArgument(None, size_name, reason))
+    size = tokens if logical is None else int(logical)
     if range_ is None:
-        if logical is not None and logical != tokens:
-            raise AttnError(RangeOutside(None, name, 0, tokens, logical))
+        if size != tokens:
+            expected = f"{size_name} = {size} tokens, or a {range_name} that says which it holds"
+            raise AttnError(ShapeMismatch(None, name, has, expected))
         return view, (0, tokens), tokens
-    size = tokens if logical is None else logical
-    begin, end = range_
+    if not (isinstance(range_, Sequence) and len(range_) == 2 and all(map(is_int, range_))):
+        reason = f"it is a pair (begin, end) of integers, not {range_!r}"
+        raise AttnError(ReservedArgument(None, range_name, reason))
+    begin, end = int(range_[0]), int(range_[1])
     if not 0 <= begin <= end <= size:
-        raise AttnError(RangeOutside(None, name, begin, end, size))
+        raise AttnError(RangeOutside(None, range_name, begin, end, size))
     if logical is None:
         view = view._replace(
             pointer=view.pointer + begin * view.strides[2] * ITEM_BYTES[view.dtype],
             shape=(*view.shape[:2], end - begin, view.shape[3]),
         )
     elif tokens != end - begin:
-        raise AttnError(
-            ShapeMismatch(None, name[0], _shape(view), f"{end - begin} tokens, as {name} says")
-        )
+        expected = f"{end - begin} tokens, as {range_name} says"
+        raise AttnError(ShapeMismatch(None, name, has, expected))
     return view, (begin, end), size
 
 
@@ -205,7 +252,7 @@ def _take_range(
 def _bind_tensor(tensor: Tensor, view: ArrayView, sizes: dict[str, int]) -> ArrayView:
     """A view with all declared dimensions; names that its shape binds go into `sizes`."""
     if view.dtype != tensor.element.name:
-        raise AttnError(DtypeMismatch(tensor.span, tensor.name, view.dtype, tensor.element.name))
+        raise AttnError(_tensor_dtype(tensor, view.dtype))
     absent = len(tensor.dims) - len(view.shape)
     may_be_absent = 0
     while may_be_absent < len(tensor.dims) and tensor.dims[may_be_absent].optional:
@@ -236,6 +283,13 @@ def _bind_size(dim: TensorDim, has: int, sizes: dict[str, int]) -> int:
     return sizes[dim.size]
 
 
+def _tensor_dtype(tensor: Tensor, has: str) -> Diagnostic:
+    """Nothing is converted behind the caller's back, so the error says who could."""
+    name, expected = tensor.name, tensor.element.name
+    advice = f"pass `{name}` as {expected}, or declare `{name} : {has}[…]`"
+    return DtypeMismatch(tensor.span, name, has, expected, advice)
+
+
 def _tensor_shape(tensor: Tensor, view: ArrayView, sizes: Mapping[str, int]) -> AttnError:
     names = [f"{d.size}{'?' if d.optional else ''}" for d in tensor.dims]
     values = [
@@ -253,11 +307,13 @@ def _tensor_shape(tensor: Tensor, view: ArrayView, sizes: Mapping[str, int]) -> 
 
 
 def _check_param(param: Param, value: Any) -> bool | int | float:
-    checked: bool | int | float
+    """A param's value as a kernel gets it: a bool, an integer of 64 bits, or a float32."""
     kind = f"a value of type {type(value).__name__}"
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
         value = value.item()
     is_bool = isinstance(value, bool)
+    checked: bool | int | float
+    bound = param.bound
     match param.type:
         case ScalarType.BOOL:
             if not is_bool:
@@ -267,14 +323,30 @@ def _check_param(param: Param, value: Any) -> bool | int | float:
             if is_bool or not isinstance(value, numbers.Integral):
                 raise AttnError(ParamType(param.span, param.name, kind, "an integer"))
             checked = int(value)
+            if not -(2**63) <= checked < 2**63:
+                raise AttnError(IntegerTooLarge(param.span, str(checked)))
         case ScalarType.FLOAT:
             if is_bool or not isinstance(value, numbers.Real):
                 raise AttnError(ParamType(param.span, param.name, kind, "a number"))
-            checked = float(value)
-    in_64_bits = param.type is not ScalarType.INT or -(2**63) <= checked < 2**63
-    if not in_64_bits or not param.bound.contains(checked):
+            checked, bound = _as_float32(value), _as_float32_bound(bound)
+    if not bound.contains(checked):
         raise AttnError(ParamOutOfRange(param.span, param.name, repr(checked)))
     return checked
+
+
+def _as_float32(value: Any) -> float:
+    """The nearest float32; infinite beyond its range."""
+    try:
+        return ctypes.c_float(float(value)).value
+    except OverflowError:  # an integer beyond float64
+        return math.inf if value > 0 else -math.inf
+
+
+def _as_float32_bound(bound: Bound) -> Bound:
+    """The ends as a kernel would compare them: `cap <= 0.1` takes 0.1."""
+    low = None if bound.low is None else _as_float32(bound.low)
+    high = None if bound.high is None else _as_float32(bound.high)
+    return replace(bound, low=low, high=high)
 
 
 def _check_integers(
@@ -296,5 +368,22 @@ def _unknown(attention: Attention, name: str, known: set[str]) -> Diagnostic:
     return UnknownArgument(None, attention.name, name, takes, closest[0] if closest else None)
 
 
+def _asks_for_nothing(name: str, value: Any) -> bool:
+    return name in _REFUSED and isinstance(value, numbers.Real) and value == 0
+
+
+def is_int(value: object) -> TypeGuard[int]:
+    """Whether a caller's value is an integer: Python's, NumPy's, but no bool."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
 def _shape(view: ArrayView) -> str:
-    return f"({', '.join(map(str, view.shape))})"
+    return _listed(view.shape)
+
+
+def _listed(dims: Sequence[int | str], layout: Layout = "bhsd") -> str:
+    """Dimensions in the order the caller has them; they come as (B, H, S, D)."""
+    if layout == "bshd":
+        b, h, s, d = dims
+        dims = (b, s, h, d)
+    return f"({', '.join(map(str, dims))})"

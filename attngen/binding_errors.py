@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from attngen.diagnostics.diagnostic import Diagnostic
 
 __all__ = [
-    "DtypeMismatch", "GroupMismatch", "HeadDimUnsupported", "IntegerTooLarge", "MissingArgument",
-    "ParamOutOfRange", "ParamType", "RangeOutside", "ReservedArgument", "ShapeMismatch",
-    "SizeTooLarge", "UnknownArgument",
+    "DifferentStates", "DtypeMismatch", "GroupMismatch", "HeadDimUnsupported", "IntegerTooLarge",
+    "MissingArgument", "OutputOverlaps", "ParamOutOfRange", "ParamType", "RangeOutside",
+    "ReservedArgument", "ShapeMismatch", "SizeTooLarge", "UnknownArgument",
 ]  # fmt: skip
 
 
@@ -28,9 +28,11 @@ class DtypeMismatch(Diagnostic):
     code = "A622"
     title = "argument `{argument}` has dtype {has}"
     label = "expected {expected}"
+    hint = "{advice}"
     argument: str
     has: str
     expected: str
+    advice: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,3 +129,22 @@ class ReservedArgument(Diagnostic):
     title = "`{argument}` is not supported: {reason}"
     argument: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOverlaps(Diagnostic):
+    code = "A633"
+    title = "argument `out` shares memory with `{argument}`"
+    label = "some query tiles would read what others have written"
+    hint = "pass an array of its own, or leave `out` out"
+    argument: str
+
+
+@dataclass(frozen=True, slots=True)
+class DifferentStates(Diagnostic):
+    code = "A634"
+    title = "partial states of different problems cannot be merged"
+    label = "one is {one}, the other {other}"
+    hint = "merge states of one kernel, over the same rows and heads and other keys"
+    one: str
+    other: str

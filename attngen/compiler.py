@@ -59,6 +59,7 @@ def render_program(
     head_dims: tuple[int, int],
     target: Target,
     *,
+    is_checked: bool = False,
     observe: Observer | None = None,
 ) -> Rendered:
     """Compile one specialisation down to CUDA text.
@@ -70,8 +71,9 @@ def render_program(
     family, schedule, notes = choose_family(attention, checked.schedule_for(target.name), target)
     program = family.lower(attention, schedule)
     require_valid(f"lowering for `{family.name}`", verify_program(program))
-    source = family.render(program, target)
-    return Rendered(program, target, source, layout_arguments(attention, dtype), notes)
+    source = family.render(program, target, is_checked=is_checked)
+    arguments = layout_arguments(attention, dtype, is_checked=is_checked)
+    return Rendered(program, target, source, arguments, notes)
 
 
 def plan_for_numpy(checked: Checked, dtype: Element, head_dims: tuple[int, int]) -> Program:

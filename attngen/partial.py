@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
+from attngen.binding_errors import DifferentStates
+from attngen.diagnostics.diagnostic import AttnError
 from attngen.ir.row_state import RowState
 from attngen.ir.semantics import evaluate
 
@@ -31,7 +33,12 @@ class PartialState:
     """The sink's logit per head, [B, Hq, 1], which joins once, in `finalize`."""
 
     def merge(self, other: PartialState) -> PartialState:
-        """The state over both sets of keys."""
+        """The state over both sets of keys.
+
+        Errors:  A634 when the two are not of the same rows and heads, or of one kernel.
+        """
+        if self._kind != other._kind:
+            raise AttnError(DifferentStates(None, self._kind, other._kind))
         if not self.row_state.running_max:
             return PartialState(self.row_state, self.m, self.l, self.acc + other.acc, self.sink)
         m = evaluate(self.row_state.raise_max, {"m_old": self.m, "m": other.m}, {}).data
@@ -50,6 +57,12 @@ class PartialState:
         o = evaluate(self.row_state.output, {**per_element, "acc": self.acc}, {}).data
         lse = self.row_state.lse
         return o, None if lse is None else evaluate(lse, per_row, {}).data
+
+    @property
+    def _kind(self) -> str:
+        """What two states must have in common, in words."""
+        batch, heads, rows, head_dim = self.acc.shape
+        return f"{self.row_state.name} of {(batch, heads, rows)}, head dim {head_dim}"
 
     def _rescale(self, m_old: Array, m: Array) -> Array:
         return evaluate(self.row_state.rescale, {"m_old": m_old, "m": m}, {}).data

@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 
 import attngen
-from attngen import targets
 from attngen.backend.cubin import read_resources
 from attngen.backend.nvrtc import compile_cuda, spills_from_log
 from attngen.cli.guess import guess_sizes, make_tensor
@@ -108,10 +107,7 @@ def make_problem(golden: Golden, rows: int, keys: int, seed: int = 0) -> Problem
     rng = np.random.default_rng(seed)
     attention = golden.kernel().attention
     Hq, Hkv = attention.heads_q or 4, attention.heads_kv or 2
-    if Hq > 8:  # declared heads are part of the text; two sequences would take long
-        batch = 1
-    else:
-        batch = 2
+    batch = 1 if Hq > 8 else 2  # many declared heads are enough work for one sequence
     Dqk, Dv = golden.head_dim
     dtype = numpy_dtype(FLOATING[golden.dtype].name)
     q, k, v = (

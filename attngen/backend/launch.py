@@ -327,6 +327,7 @@ def load_driver() -> Driver:
         raise AttnError(GpuUnavailable(None, reason, "pip install 'attngen[cupy]'")) from None
     try:
         count = cupy.cuda.runtime.getDeviceCount()
+        cupy.cuda.runtime.getDevice()  # in a forked child this is the first call that fails
         library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except (RuntimeError, OSError) as error:
         if getattr(error, "status", None) == _NOT_INITIALIZED:

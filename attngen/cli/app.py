@@ -21,7 +21,14 @@ from attngen.diagnostics.diagnostic import AttnError
 
 __all__ = ["app", "main"]
 
-COMMANDS: Final = ("check", "compile", "doctor", "explain", "fmt", "run")
+COMMANDS: Final = {
+    "check": "Say everything that is wrong with some files.",
+    "compile": "Make CUDA text, machine code and a manifest for some targets.",
+    "doctor": "Say what is installed, and what each missing part would give.",
+    "explain": "Say what a file computes, draw its mask, and count the work.",
+    "fmt": "Bring files into their canonical form.",
+    "run": "Run a file on inputs from files or made up, and prove the result.",
+}
 """Each is a module of this package with a `command`; it is imported when it is used."""
 
 ERROR: Final = 2
@@ -44,6 +51,10 @@ class _Commands(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -65,6 +76,7 @@ def _unknown_command(name: str) -> str:
 
 @click.group(
     cls=_Commands,
+    invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Example:  attngen run causal.attn --shape Sq=512,Skv=512 --dtype bf16 --head-dim 64\n\n"
     "Exit codes: 0 all is well; 1 the answer is no (an output outside its bound, a file not in"
@@ -73,12 +85,15 @@ def _unknown_command(name: str) -> str:
 @click.version_option(__version__, "-V", "--version", message="attngen %(version)s")
 @click.option("--debug", is_flag=True, help="Keep the traceback of a bug in attngen in a file.")
 @click.option("--json-errors", is_flag=True, help="Write errors to stderr as JSON, for tools.")
-def app(debug: bool, json_errors: bool) -> None:
+@click.pass_context
+def app(context: click.Context, debug: bool, json_errors: bool) -> None:
     """Attention variants from a small language to fast, readable CUDA.
 
     A `.attn` file says what an attention variant computes.  The commands check it, draw its
     mask, compile it for NVIDIA GPUs (none is needed for that), and run and prove it.
     """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -89,7 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _accept_every_character()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("always")
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("always", UserWarning)  # what attngen itself has to say
             warnings.showwarning = _show_warning
             result = app.main(given, prog_name="attngen", standalone_mode=False)
             sys.stdout.flush()

@@ -8,7 +8,13 @@ from typing import Any
 
 import click
 
+from attngen.cli.console import say, say_json
+from attngen.cli.files import require_file
 from attngen.cli.option_types import consts_option, dtype_option, head_dim_option, unique
+from attngen.diagnostics.diagnostic import AttnError, Diagnostic
+from attngen.diagnostics.render import to_json
+from attngen.frontend.check import check
+from attngen.frontend.load import load_file
 
 __all__ = ["command"]
 
@@ -32,10 +38,6 @@ def command(
 
     The exit code is 2 when there are errors and 0 when there are none.
     """
-    from attngen.cli.console import say, say_json
-    from attngen.diagnostics.diagnostic import AttnError
-    from attngen.diagnostics.render import to_json
-
     given = unique("-D", consts)
     found = {spec: _errors_of(spec, given, dtype, head_dim) for spec in specs}
     everything = [error for errors in found.values() for error in errors]
@@ -57,12 +59,7 @@ def _errors_of(
     consts: Mapping[str, Any],
     dtype: str | None,
     head_dim: tuple[int, int] | None,
-) -> tuple[Any, ...]:
-    from attngen.cli.files import require_file
-    from attngen.diagnostics.diagnostic import AttnError
-    from attngen.frontend.check import check
-    from attngen.frontend.load import load_file
-
+) -> tuple[Diagnostic, ...]:
     try:
         require_file(spec)
         check(load_file(spec), consts=consts, dtype=dtype, head_dim=head_dim)

@@ -17,7 +17,7 @@ Array: TypeAlias = Any
 
 MAX_PAIRS: Final = 1 << 25
 """Pairs that the oracle computes; of a larger problem it computes evenly spaced rows."""
-PAIRS_AT_ONCE: Final = 1 << 22
+PAIRS_AT_ONCE: Final = 1 << 24
 """Pairs in one step, so that progress can be seen."""
 
 
@@ -54,7 +54,7 @@ class Errors:
             error = np.where(finite, np.abs(found - right), 0.0)
             share = np.where(error == 0.0, 0.0, error / bound)
         # What is not finite is either right or as wrong as can be.
-        share = np.where(accepted, np.where(finite, share, 0.0), np.maximum(share, np.inf * ~finite))
+        share = np.where(finite, share, np.where(accepted, 0.0, np.inf))
         self.count += right.size
         self.finite += int(finite.sum())
         self.outside += int((~accepted).sum())
@@ -98,7 +98,7 @@ def choose_rows(sizes: Mapping[str, int], covered: tuple[int, int]) -> Array:
 
 def compare(
     unit: Unit,
-    operands: tuple[Array, Array, Array],
+    operands: Mapping[str, Array],
     outputs: Mapping[str, Array],
     *,
     tensors: Mapping[str, Array],
@@ -113,7 +113,7 @@ def compare(
 
     Errors:  A65x when the oracle refuses the arguments.
     """
-    q, k, v = operands
+    q, k, v = (operands[name] for name in "qkv")
     result = Comparison(rows, {name: Errors() for name in outputs})
     step = max(1, PAIRS_AT_ONCE // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
     for part in _parts(rows, step):

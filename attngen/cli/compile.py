@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
+from attngen import targets
+from attngen.api import Kernel
+from attngen.api import compile as compile_spec
+from attngen.backend.cache import compile_cached
+from attngen.cli.console import note, progress, say, table
+from attngen.cli.errors import LeftOpen
+from attngen.cli.files import require_file, write_together
 from attngen.cli.option_types import (
     NAMES,
     consts_option,
@@ -18,10 +25,11 @@ from attngen.cli.option_types import (
     spec_argument,
     unique,
 )
-
-if TYPE_CHECKING:
-    from attngen.api import Kernel
-    from attngen.compiler import Rendered
+from attngen.compiler import Rendered
+from attngen.diagnostics.diagnostic import AttnError, Diagnostic
+from attngen.engines.cuda_engine import compile_rendered
+from attngen.ir.printer import print_attention, print_program
+from attngen.manifest import build_manifest, format_manifest
 
 __all__ = ["command"]
 
@@ -67,11 +75,6 @@ def command(
     a program in any language needs to launch the kernel).  Either all files are written, or,
     after an error, none.
     """
-    from attngen import targets
-    from attngen.api import compile as compile_spec
-    from attngen.cli.console import note, progress, say, table
-    from attngen.cli.files import require_file, write_together
-
     require_file(spec)
     chosen = [targets.get(name) for name in archs]
     kernel = compile_spec(
@@ -100,9 +103,6 @@ def command(
 
 def _require_complete(kernel: Kernel) -> None:
     """Errors:  A714 when the dtype or the head dim is left open."""
-    from attngen.cli.errors import LeftOpen
-    from attngen.diagnostics.diagnostic import AttnError, Diagnostic
-
     attention = kernel.attention
     errors: list[Diagnostic] = []
     span = kernel.unit.attention.name_span
@@ -116,11 +116,6 @@ def _require_complete(kernel: Kernel) -> None:
 
 def _artefacts(rendered: Rendered, emit: tuple[str, ...]) -> Mapping[str, tuple[bytes, str]]:
     """The files of one target by suffix: contents, and what to say about each."""
-    from attngen.backend.cache import compile_cached
-    from attngen.engines.cuda_engine import compile_rendered
-    from attngen.ir.printer import print_attention, print_program
-    from attngen.manifest import build_manifest, format_manifest
-
     name, target = rendered.program.attention.name, rendered.target
     made: dict[str, tuple[bytes, str]] = {}
     if "ir" in emit:

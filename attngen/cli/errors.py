@@ -8,7 +8,7 @@ from typing import final
 from attngen.diagnostics.diagnostic import Diagnostic
 
 __all__ = [
-    "BadOption", "CannotMake", "CannotRead", "CannotWrite", "DeviceMissing", "InputMismatch",
+    "BadOption", "CannotMake", "CannotRead", "CannotWrite", "InputMismatch",
     "InternalError", "LeftOpen", "OutOfMemory", "ParamWithoutValue",
     "UnknownInput", "WrongUsage",
 ]  # fmt: skip
@@ -137,18 +137,8 @@ class InputMismatch(Diagnostic):
 
 @final
 @dataclass(frozen=True, slots=True)
-class DeviceMissing(Diagnostic):
-    code = "A719"
-    title = "--device {device} is not possible here: {reason}"
-    hint = "`attngen doctor` says what is installed; --device numpy needs nothing else"
-    device: str
-    reason: str
-
-
-@final
-@dataclass(frozen=True, slots=True)
 class OutOfMemory(Diagnostic):
-    code = "A720"
+    code = "A719"
     title = "there is not enough memory for this: {reason}"
     hint = "choose a smaller --shape, or a part of it with --rows"
     reason: str

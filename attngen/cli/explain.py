@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
+from attngen import targets
+from attngen.api import Kernel
+from attngen.api import compile as compile_spec
+from attngen.backend.nvrtc import spills_from_log
 from attngen.cli.console import can_show, progress, say, table
+from attngen.cli.files import require_file
+from attngen.cli.inputs import read_inputs
 from attngen.cli.option_types import (
     FILE_ASSIGNMENT,
     LIST_ASSIGNMENT,
@@ -21,14 +27,17 @@ from attngen.cli.option_types import (
     spec_argument,
     unique,
 )
-
-if TYPE_CHECKING:
-    from attngen.api import Kernel
-    from attngen.cli.pairs import Count, Pairs
-    from attngen.cli.problem import Problem
-    from attngen.compiler import Rendered
-    from attngen.frontend import ast
-    from attngen.targets.base import Target
+from attngen.cli.pairs import CELLS, Count, Pairs, count_pairs, draw_rows
+from attngen.cli.problem import Problem, make_problem
+from attngen.compiler import Rendered, render_program
+from attngen.diagnostics.diagnostic import AttnError, Diagnostic
+from attngen.engines.cuda_engine import compile_rendered, resources_of
+from attngen.frontend import ast
+from attngen.frontend.format import format_expr
+from attngen.ir.attention import Param
+from attngen.ir.printer import print_expr
+from attngen.kernels import all_families
+from attngen.targets.base import Target
 
 __all__ = ["command"]
 
@@ -82,14 +91,6 @@ def command(
 
     What is left open is made up, and said: sizes, the dtype, captured tensors.
     """
-    from attngen import targets
-    from attngen.api import compile as compile_spec
-    from attngen.cli.files import require_file
-    from attngen.cli.inputs import read_inputs
-    from attngen.cli.pairs import Pairs
-    from attngen.cli.problem import make_problem
-    from attngen.diagnostics.diagnostic import AttnError
-
     require_file(spec)
     chosen = [targets.get(name) for name in archs]
     kernel = compile_spec(
@@ -131,7 +132,7 @@ def command(
     return 0
 
 
-def _any_value(param: Any) -> Any:
+def _any_value(param: Param) -> Any:
     """A value inside a param's range, where only its type matters."""
     bound = param.bound
     for value in (1, 0, bound.low, bound.high, (bound.low or 0) + 1, (bound.high or 0) - 1):
@@ -152,10 +153,6 @@ def _say_block(title: str, rows: list[list[str]]) -> None:
 
 def _computes(kernel: Kernel) -> list[list[str]]:
     """The block, statement by statement, in the order in which a pair goes through it."""
-    from attngen.frontend import ast
-    from attngen.frontend.format import format_expr
-    from attngen.ir.printer import print_expr
-
     attention = kernel.attention
     statements = kernel.unit.attention.statements
 
@@ -168,7 +165,8 @@ def _computes(kernel: Kernel) -> list[list[str]]:
     rows += [["mask", text] for text in lines(ast.Mask, "none: every pair attends")]
     rows.append(["weights", _weights(statements, attention.row_state.name)])
     rows.append(["output", ", ".join(_OUTPUTS[name] for name in attention.outputs)])
-    rows += [["let", f"{s.name} = {format_expr(s.value)}"] for s in statements if _is_let(s)]
+    lets = [s for s in statements if isinstance(s, ast.Let)]
+    rows += [["let", f"{let.name} = {format_expr(let.value)}"] for let in lets]
     for name, e in (("q", attention.length_q), ("kv", attention.length_kv)):
         if e is not None:
             what = "rows" if name == "q" else "keys"
@@ -183,16 +181,7 @@ _OUTPUTS: Final = {
 }
 
 
-def _is_let(statement: ast.Statement) -> bool:
-    from attngen.frontend import ast
-
-    return isinstance(statement, ast.Let)
-
-
 def _weights(statements: tuple[ast.Statement, ...], name: str) -> str:
-    from attngen.frontend import ast
-    from attngen.frontend.format import format_expr
-
     if name == "sigmoid":
         return "sigmoid: o = Σ sigmoid(s) v over the attending keys, with nothing to divide by"
     sinks = [s.sink for s in statements if isinstance(s, ast.Weights) and s.sink is not None]
@@ -219,8 +208,6 @@ def _problem(problem: Problem, kernel: Kernel) -> list[list[str]]:
 
 
 def _draw(pairs: Pairs, problem: Problem, rows: int) -> None:
-    from attngen.cli.pairs import draw_rows
-
     if not rows or 0 in (problem.sizes["B"], problem.sizes["Sq"], problem.sizes["Skv"]):
         return
     marks = "█·?" if can_show("█·") else "#.?"
@@ -236,8 +223,6 @@ def _draw(pairs: Pairs, problem: Problem, rows: int) -> None:
 
 
 def _count(pairs: Pairs, problem: Problem) -> Count:
-    from attngen.cli.pairs import CELLS, count_pairs
-
     with progress("counting pairs") as shown:
         count = count_pairs(pairs, problem, shown.update)
     sizes = problem.sizes
@@ -246,7 +231,10 @@ def _count(pairs: Pairs, problem: Problem) -> Count:
         shades = "·░▒▓█" if can_show("·░▒▓█") else ".-+x#"
         q, kv = (-(-sizes[name] // n) for name, n in zip(("Sq", "Skv"), CELLS, strict=True))
         say()
-        say(("mask, all of it", "bold"), f"  {q} x {kv} pairs a character, {shades[-1]} all attend")
+        say(
+            ("mask, all of it", "bold"),
+            f"  up to {q} x {kv} pairs a character, {shades[-1]} all attend",
+        )
         for row in count.cells:
             say("  " + "".join(_shade(float(share), shades) for share in row))
     return count
@@ -268,17 +256,21 @@ def _work(problem: Problem, count: Count | None) -> list[list[str]]:
     bytes_moved, tensor_bytes = _bytes(problem)
     rows: list[list[str]] = []
     if count is not None:
+        attend = (
+            f"about {count.pairs:.4g} of {count.total:.4g}"
+            if count.sample
+            else (f"{count.pairs:,} of {count.total:,}")
+        )
         share = f", {count.pairs / count.total:.2%}" if count.total else ""
-        about = f" ({count.sample})" if count.sample else " (counted)"
-        rows.append(["pairs", f"{count.pairs:,} of {count.total:,} attend{share}{about}"])
+        rows.append(["pairs", f"{attend} attend{share} ({count.sample or 'counted'})"])
         if count.by_score:
             rows.append(["", "a score line masks by its value: such pairs count as attending"])
         flops = 2 * count.pairs * (sizes["Dqk"] + sizes["Dv"])
         rows.append(["FLOPs", f"{_scaled(flops)} = 2 · pairs · (Dqk + Dv)"])
     formula = "q, k, v read once, o written once"
     if tensor_bytes:
-        formula += f", and {_scaled(tensor_bytes)}B of tensors"
-    rows.append(["bytes", f"{_scaled(bytes_moved)}B: {formula}"])
+        formula += f", and {_scaled(tensor_bytes, 'B')} of tensors"
+    rows.append(["bytes", f"{_scaled(bytes_moved, 'B')}: {formula}"])
     if count is not None and bytes_moved:
         rows.append(["intensity", f"{flops / bytes_moved:.1f} FLOPs a byte"])
     return rows
@@ -294,12 +286,12 @@ def _bytes(problem: Problem) -> tuple[int, int]:
     return (queries + keys) * problem.dtype.bytes + rows + tensors, tensors
 
 
-def _scaled(number: float) -> str:
+def _scaled(number: float, unit: str = "") -> str:
     for prefix in ("", "k", "M", "G", "T"):
         if number < 1000:
-            return f"{number:.4g} {prefix}"
+            return f"{number:.4g} {prefix}{unit}".rstrip()
         number /= 1000
-    return f"{number:.4g} P"
+    return f"{number:.4g} P{unit}"
 
 
 # ---- kernels -----------------------------------------------------------------------------------
@@ -309,9 +301,6 @@ def _say_kernels(
     kernel: Kernel, problem: Problem, chosen: list[Target], with_compiler: bool
 ) -> None:
     """Schedule, shared memory and registers for each target."""
-    from attngen.compiler import render_program
-    from attngen.diagnostics.diagnostic import AttnError
-
     dims = problem.sizes["Dqk"], problem.sizes["Dv"]
     rows = [["target", "family", "tile q", "tile kv", "threads", "shared", *_COMPILED_HEADINGS]]
     remarks: dict[str, None] = {}
@@ -351,9 +340,6 @@ _COMPILED_HEADINGS: Final = ("registers", "stack", "spills")
 
 
 def _resources(rendered: Rendered) -> list[str]:
-    from attngen.backend.nvrtc import spills_from_log
-    from attngen.engines.cuda_engine import compile_rendered, resources_of
-
     compiled = compile_rendered(rendered)
     found = resources_of(rendered, compiled)
     spills = spills_from_log(compiled.log).get(rendered.launch.kernel)
@@ -361,14 +347,12 @@ def _resources(rendered: Rendered) -> list[str]:
     return [str(found.registers), f"{found.stack_bytes} B", f"{spilled} B" if spilled else "none"]
 
 
-def _short(diagnostic: Any) -> str:
+def _short(diagnostic: Diagnostic) -> str:
     return f"no registers: {diagnostic.message()} ({diagnostic.hint_text() or diagnostic.code})"
 
 
 def _schedule(rendered: Rendered) -> str:
     """The schedule, and the sum of what a block keeps in shared memory."""
-    from attngen.kernels import all_families
-
     schedule, attention = rendered.program.schedule, rendered.program.attention
     family = all_families()[rendered.launch.family]
     arrays = family.shared_arrays(attention, schedule)

@@ -13,7 +13,7 @@ from uuid import uuid4
 from attngen.cli.errors import CannotRead, CannotWrite
 from attngen.diagnostics.diagnostic import AttnError
 
-__all__ = ["read_text", "require_file", "write_together"]
+__all__ = ["read_text", "require_file", "require_writable", "write_together"]
 
 MAX_BYTES: Final = 1 << 20
 """A larger file is no `.attn` file."""
@@ -80,6 +80,24 @@ def write_together(files: Mapping[Path, bytes]) -> None:
         for temporary, _ in staged:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
+
+
+def require_writable(path: Path) -> None:
+    """Errors:  A713 when a file cannot be written there, so that nobody works in vain."""
+    try:
+        target = path.resolve()
+        folder = target.parent
+        if target.is_dir():
+            reason = "it is a directory"
+        elif not folder.is_dir():
+            reason = f"there is no folder {folder}"
+        elif not os.access(target if target.exists() else folder, os.W_OK):
+            reason = "it is write-protected"
+        else:
+            return
+    except (OSError, ValueError) as error:
+        reason = _reason(error)
+    raise AttnError(CannotWrite(None, str(path), reason))
 
 
 def _stage(path: Path, content: bytes) -> Path:

@@ -9,6 +9,14 @@ from pathlib import Path
 
 import click
 
+from attngen.cli.console import say
+from attngen.cli.errors import CannotRead
+from attngen.cli.files import MAX_BYTES, read_text, write_together
+from attngen.diagnostics.diagnostic import AttnError, Diagnostic
+from attngen.diagnostics.span import Source
+from attngen.frontend.format import format_file
+from attngen.frontend.parse import parse
+
 __all__ = ["command"]
 
 
@@ -23,16 +31,12 @@ def command(specs: tuple[Path, ...], only_check: bool, show_diff: bool) -> int:
 
     A file with a syntax error stays as it is.  Comments are kept.
     """
-    from attngen.cli.console import say
-    from attngen.cli.files import write_together
-    from attngen.diagnostics.diagnostic import AttnError, Diagnostic
-
     errors: list[Diagnostic] = []
     changed = 0
     for spec in specs:
         is_stdin = str(spec) == "-"
         try:
-            before = _read_stdin() if is_stdin else _read(spec)
+            before = _read_stdin() if is_stdin else read_text(spec)
             after = _canonical(before, "<stdin>" if is_stdin else str(spec))
             changed += before != after
             if show_diff:
@@ -52,17 +56,7 @@ def command(specs: tuple[Path, ...], only_check: bool, show_diff: bool) -> int:
     return 1 if only_check and changed else 0
 
 
-def _read(spec: Path) -> str:
-    from attngen.cli.files import read_text
-
-    return read_text(spec)
-
-
 def _read_stdin() -> str:
-    from attngen.cli.errors import CannotRead
-    from attngen.cli.files import MAX_BYTES
-    from attngen.diagnostics.diagnostic import AttnError
-
     data = sys.stdin.buffer.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise AttnError(CannotRead(None, "<stdin>", f"it has more than {MAX_BYTES} bytes"))
@@ -75,10 +69,6 @@ def _read_stdin() -> str:
 
 def _canonical(text: str, name: str) -> str:
     """The canonical text, after a proof that it says the same."""
-    from attngen.diagnostics.span import Source
-    from attngen.frontend.format import format_file
-    from attngen.frontend.parse import parse
-
     tree = parse(Source(name, text))
     canonical = format_file(tree)
     again = parse(Source(name, canonical))

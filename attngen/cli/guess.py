@@ -81,7 +81,7 @@ def guess_sizes(
         for index in _indices_along(attention, name):
             if tensors(index):
                 needed.append(LOOKED_UP)
-            elif name in symbols(index) or not known[id(index)].high < LARGEST:
+            elif not known[id(index)].high < LARGEST:
                 needed.append(max(sizes["Sq"], sizes["Skv"], 1))
             else:
                 needed.append(int(known[id(index)].high) + 1)
@@ -285,7 +285,7 @@ def _make_integers(
         case Use.WORD:
             return rng.integers(element.low, element.high, shape, endpoint=True), "random bits"
         case Use.SEGMENT:
-            return _make_segments(shape, axis, rng)
+            return _make_segments(shape, axis, 0 in uses.constants, rng)
         case Use.POSITION_ID:
             return _along(shape, axis, np.arange), "0, 1, 2, … along the tokens"
         case Use.POSITION:
@@ -309,9 +309,11 @@ def _make_indices(
 
 
 def _make_segments(
-    shape: tuple[int, ...], axis: int | None, rng: np.random.Generator
+    shape: tuple[int, ...], axis: int | None, has_zero: bool, rng: np.random.Generator
 ) -> tuple[Array, str]:
-    """Every row of tokens is cut into segments of its own."""
+    """Every row of tokens is cut into segments of its own; where 0 is compared with, it means
+    none, and every second segment is none.
+    """
     if axis is None:
         return np.arange(math.prod(shape)).reshape(shape), "0, 1, 2, …"
     length = shape[axis]
@@ -319,7 +321,10 @@ def _make_segments(
     others = (*shape[:axis], *shape[axis + 1 :])
     starts = np.sort(rng.integers(1, max(length, 2), (*others, count - 1)), axis=-1)
     ids = 1 + (np.arange(length) >= starts[..., None]).sum(axis=-2)
-    return np.moveaxis(ids, -1, axis), f"ids 1 to {count}, in order along the tokens"
+    words = f"ids 1 to {count}, in order along the tokens"
+    if has_zero and count > 1:
+        ids, words = np.where(ids % 2 == 0, ids, 0), "some even ids, with 0 between them"
+    return np.moveaxis(ids, -1, axis), words
 
 
 def _along(shape: tuple[int, ...], axis: int | None, values: Any) -> Array:

@@ -6,14 +6,19 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeAlias, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, final
 
 import click
 
+if TYPE_CHECKING:
+    ParamType = click.ParamType[Any]
+else:
+    ParamType = click.ParamType  # before click 8.5 it has no type argument
+
 __all__ = [
-    "ASSIGNMENT", "FILE_ASSIGNMENT", "HEAD_DIM", "LIST_ASSIGNMENT", "NAMES", "ROWS", "SHAPE", "Scalar",
-    "consts_option", "dtype_option", "head_dim_option", "schedule_option", "shape_option",
-    "spec_argument", "unique",
+    "ASSIGNMENT", "FILE_ASSIGNMENT", "HEAD_DIM", "LIST_ASSIGNMENT", "NAMES", "ROWS", "SHAPE",
+    "Scalar", "consts_option", "dtype_option", "head_dim_option", "schedule_option",
+    "shape_option", "spec_argument", "unique",
 ]  # fmt: skip
 
 Scalar: TypeAlias = bool | int | float
@@ -25,7 +30,7 @@ _LARGEST: Final = 2**63 - 1
 
 
 @final
-class _HeadDim(click.ParamType):
+class _HeadDim(ParamType):
     """`128`, or `192,128` for query and key, and value."""
 
     name = "D|Dqk,Dv"
@@ -40,7 +45,7 @@ class _HeadDim(click.ParamType):
 
 
 @final
-class _Assignment(click.ParamType):
+class _Assignment(ParamType):
     """`NAME=VALUE`, a number or a truth value, or numbers with commas between them."""
 
     name = "NAME=VALUE"
@@ -63,7 +68,7 @@ class _Assignment(click.ParamType):
 
 
 @final
-class _FileAssignment(click.ParamType):
+class _FileAssignment(ParamType):
     """`NAME=FILE.npy`."""
 
     name = "NAME=FILE"
@@ -78,7 +83,7 @@ class _FileAssignment(click.ParamType):
 
 
 @final
-class _Shape(click.ParamType):
+class _Shape(ParamType):
     """`B=2,Hq=16,Sq=8192`: sizes by name."""
 
     name = "NAME=SIZE,…"
@@ -98,7 +103,7 @@ class _Shape(click.ParamType):
 
 
 @final
-class _Rows(click.ParamType):
+class _Rows(ParamType):
     """`100:200`, half-open."""
 
     name = "BEGIN:END"
@@ -113,7 +118,7 @@ class _Rows(click.ParamType):
 
 
 @final
-class _Names(click.ParamType):
+class _Names(ParamType):
     """`sm_80,sm_90a`: words with commas between them, each once."""
 
     name = "NAME,…"
@@ -192,6 +197,7 @@ def head_dim_option(function: F) -> F:
     return click.option(
         "--head-dim",
         type=HEAD_DIM,
+        metavar="D or Dqk,Dv",
         help="Head dim, or two: of q and k, and of v; where the file leaves it open.",
     )(function)
 

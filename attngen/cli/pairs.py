@@ -8,7 +8,7 @@ and are marked.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Any, Final, TypeAlias, final
@@ -22,7 +22,6 @@ from attngen.engines.numpy_engine import as_numpy
 from attngen.ir.expr import Binary, BinaryOp, Call, Const, Expr, Load, Role
 from attngen.ir.semantics import Value, evaluate
 from attngen.ir.traverse import postorder, symbols
-from attngen.ir.types import ScalarType
 
 __all__ = ["Count", "Pairs", "Picture", "count_pairs", "draw_rows"]
 
@@ -52,7 +51,8 @@ class Pairs:
         self._params = {
             name: np.float32(v) if isinstance(v, float) else v for name, v in problem.params.items()
         }
-        may_mask = any(_may_mask(score) for score in attention.scores)
+        masking = {name for name, x in self._tensors.items() if _holds_negative_infinity(x)}
+        may_mask = any(_may_mask(score, masking) for score in attention.scores)
         self._scores = attention.scores if may_mask else ()
         roots = [attention.length_q, attention.length_kv, attention.mask, *self._scores]
         used = symbols(*(root for root in roots if root is not None))
@@ -115,18 +115,26 @@ class Pairs:
         if found.tensor is None or not np.any(found.outside & where):
             return
         tensor = self._problem.attention.tensor(found.tensor)
-        size = tuple(self._tensors[tensor.name].shape)
-        reason = f"an index is outside of its shape {size}"
+        reason = "with these sizes it is read outside of its shape"
         raise AttnError(CannotMake(tensor.span, tensor.name, reason, ", or other sizes"))
 
 
-def _may_mask(score: Expr) -> bool:
-    """Whether a score line can make a score -inf where it was not."""
+def _holds_negative_infinity(tensor: Array) -> bool:
+    return tensor.dtype.kind not in "biu" and bool(np.isneginf(tensor).any())
+
+
+def _may_mask(score: Expr, masking: Set[str]) -> bool:
+    """Whether a score line can make a score -inf where it was not.
+
+    `masking` are the tensors that hold -inf.
+    """
     for node in postorder(score):
         match node:
             case Const(value) if isinstance(value, float) and math.isinf(value):
                 return True
-            case Load(type=ScalarType.FLOAT) | Call("log" | "log2"):
+            case Load(tensor) if tensor in masking:
+                return True
+            case Call("log" | "log2"):
                 return True
             case Binary(BinaryOp.DIV, _, divisor) if symbols(divisor, role=Role.INDEX):
                 return True
@@ -206,11 +214,11 @@ def _edges(size: int, cells: int) -> list[int]:
 
 
 def _evenly(begin: int, end: int, most: int) -> Array:
-    """At most so many integers of [begin, end), evenly spaced, the first one among them."""
+    """At most so many integers of [begin, end), evenly spaced: the middles of equal parts."""
     size = end - begin
     if size <= most:
         return np.arange(begin, end, dtype=np.int64)
-    return begin + np.arange(most, dtype=np.int64) * size // most
+    return begin + (2 * np.arange(most, dtype=np.int64) + 1) * size // (2 * most)
 
 
 def _chunks(rows: Array, size: int) -> Iterator[Array]:

@@ -89,9 +89,12 @@ def make_problem(
         tensor.name: _choose_tensor(attention, tensor, sizes, values, inputs, rng)
         for tensor in attention.tensors
     }
+    q, k, v = (_stand_in(dtype, tuple(sizes[n] for n in _OPERANDS[name])) for name in "qkv")
     binding = bind(
         attention,
-        *(_stand_in(dtype, tuple(sizes[n] for n in _OPERANDS[name])) for name in "qkv"),
+        q,
+        k,
+        v,
         {name: view(given.array, name) for name, given in tensors.items()},
         params,
     )

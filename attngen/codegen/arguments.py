@@ -73,8 +73,10 @@ class ArgumentLayout:
         return packed.ljust(self.size, b"\0")
 
 
-def layout_arguments(attention: Attention, dtype: Element) -> ArgumentLayout:
-    """The argument struct of a forward kernel."""
+def layout_arguments(
+    attention: Attention, dtype: Element, *, is_checked: bool = False
+) -> ArgumentLayout:
+    """The argument struct of a forward kernel; a checked one has a place for its report."""
     element = C_ELEMENT[dtype.name]
     pointers = [(name, f"const {element}*", "") for name in "qkv"]
     pointers += [
@@ -89,6 +91,8 @@ def layout_arguments(attention: Attention, dtype: Element) -> ArgumentLayout:
         (f"t_{t.name}", f"const {C_ELEMENT[t.element.name]}*", f"tensor {t.name}")
         for t in attention.tensors
     ]
+    if is_checked:
+        pointers.append(("report", "int*", "1 + number of a tensor that was read outside"))
     wide = [
         (f"{operand}_stride_{dim}", "ag_i64", "in elements" if (operand, dim) == ("q", "b") else "")
         for operand in "qkvo"

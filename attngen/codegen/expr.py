@@ -373,7 +373,8 @@ def mentions_score(e: Expr) -> bool:
 
 def float_literal(value: float) -> str:
     """The float32 nearest to `value`, as the shortest C++ literal that reads back the same."""
-    single = np.float32(value)
+    with np.errstate(over="ignore"):
+        single = np.float32(value)
     if math.isnan(single):
         return "AG_NAN"
     if math.isinf(single):

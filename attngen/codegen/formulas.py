@@ -52,10 +52,12 @@ class LetFormula:
 class TensorRead:
     """How one captured tensor is read.
 
-    `clamped` lists the dimensions whose index is not proved to be inside.
+    `number` counts the declarations from 1; `clamped` lists the dimensions whose index is not
+    proved to be inside.
     """
 
     name: str
+    number: int
     declaration: str
     c_type: str
     convert: str
@@ -100,7 +102,7 @@ def let_formulas(attention: Attention, printer: ExprPrinter) -> tuple[LetFormula
 def tensor_reads(attention: Attention) -> tuple[TensorRead, ...]:
     """The tensors that are read, in order of declaration."""
     reads: list[TensorRead] = []
-    for tensor in attention.tensors:
+    for number, tensor in enumerate(attention.tensors, start=1):
         loads = [
             node
             for node in postorder(*attention.expressions())
@@ -114,7 +116,9 @@ def tensor_reads(attention: Attention) -> tuple[TensorRead, ...]:
         )
         c_type, convert = _read_type(tensor)
         reads.append(
-            TensorRead(tensor.name, _declaration(tensor), c_type, convert, tuple(dims), clamped)
+            TensorRead(
+                tensor.name, number, _declaration(tensor), c_type, convert, tuple(dims), clamped
+            )
         )
     return tuple(reads)
 

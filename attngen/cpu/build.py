@@ -34,7 +34,7 @@ from attngen.diagnostics.diagnostic import AttnError
 
 __all__ = ["BUILD_LIMIT_S", "CppCompiler", "build_library", "find_compiler", "host_header"]
 
-BUILD_LIMIT_S = 300.0  # zig builds its own C++ library the first time: about a minute
+BUILD_LIMIT_S = 300.0  # zig builds parts of the C library the first time
 
 # Contraction off: the text says where a multiply and an add are one operation (ag_fma).
 # Aliasing off: kernels see one buffer as arrays of several types.
@@ -48,6 +48,7 @@ _COMPILE_FLAGS = (
     "-fPIC",
     "-pthread",
     "-w",
+    "-g0",  # zig would write down the folder
     "-DAG_HOST",
 )
 # A local variable that is read before it is set holds nonsense; not known to g++ before 12.
@@ -69,6 +70,12 @@ class CppCompiler:
     @property
     def name(self) -> str:
         return shlex.join(self.command)
+
+    @property
+    def linker(self) -> tuple[str, ...]:
+        """The command that links: zig's for C, since its own C++ library, which it would build
+        first and for a minute and a half, is not needed."""
+        return (*self.command[:-1], "cc") if "ziglang" in self.command else self.command
 
 
 def find_compiler(requested: str | None = None) -> CppCompiler:
@@ -162,8 +169,8 @@ def build_library(
             Path(folder, _HEADER).write_text(header, encoding="utf-8")
             # Relative names, so that neither messages nor the library depend on the folder.
             sources = ("-include", _HEADER, "-x", "c++", "-c", _SOURCE, "-o", _OBJECT)
-            _call(compiler, (*flags, *sources), folder, limit_s)
-            _call(compiler, (*_LINK_FLAGS, _OBJECT, "-o", _LIBRARY), folder, limit_s)
+            _call((*compiler.command, *flags, *sources), folder, limit_s)
+            _call((*compiler.linker, *_LINK_FLAGS, _OBJECT, "-o", _LIBRARY), folder, limit_s)
             os.replace(Path(folder, _LIBRARY), library)
     except OSError as error:
         raise AttnError(CpuCacheUnusable(None, cache_dir, str(error))) from error
@@ -179,26 +186,26 @@ def _digest(text: str, header: str, compiler: CppCompiler, flags: Sequence[str])
     return digest.hexdigest()[:32]
 
 
-def _call(compiler: CppCompiler, flags: Sequence[str], folder: str, limit_s: float) -> None:
-    """Run the compiler in `folder`; its errors become diagnostics."""
-    environment = {**os.environ, "LC_ALL": "C"}  # messages in English
+def _call(command: Sequence[str], folder: str, limit_s: float) -> None:
+    """Run the compiler in `folder`; what it complains of becomes a diagnostic."""
+    name = command[0]
     try:
         done = subprocess.run(
-            [*compiler.command, *flags],
+            command,
             cwd=folder,
-            env=environment,
+            env={**os.environ, "LC_ALL": "C"},  # messages in English
             capture_output=True,
             text=True,
             errors="replace",
             timeout=limit_s,
         )
     except subprocess.TimeoutExpired as error:
-        raise AttnError(CpuBuildTooSlow(None, compiler.name, limit_s)) from error
+        raise AttnError(CpuBuildTooSlow(None, name, limit_s)) from error
     except OSError as error:
-        raise AttnError(CpuBuildFailed(None, compiler.name, str(error))) from error
+        raise AttnError(CpuBuildFailed(None, name, str(error))) from error
     if done.returncode != 0:
         lines = _error_lines(done.stderr) or [f"exit status {done.returncode}"]
-        raise AttnError(CpuBuildFailed(None, compiler.name, "\n".join(lines)))
+        raise AttnError(CpuBuildFailed(None, name, "\n".join(lines)))
 
 
 def _error_lines(log: str) -> list[str]:

@@ -1242,7 +1242,8 @@ template <class T> AG_DEVICE void ag_store(T* p, typename ag_host::Same<T>::type
     *p = x;
 }
 
-// Conversions, bit for bit those of the GPU: to nearest even, and every NaN becomes 0x7fff.
+// Conversions, bit for bit those of the GPU (compared on an H200): to nearest even; the NaN that
+// comes out is 0x7fff or 0x7fffffff, except that a bf16 keeps its bits.
 AG_DEVICE float ag_to_float(float x) { return x; }
 AG_DEVICE float ag_to_float(ag_fp16 x) {
     ag_u32 sign = (ag_u32)(x.bits & 0x8000u) << 16;
@@ -1251,7 +1252,7 @@ AG_DEVICE float ag_to_float(ag_fp16 x) {
         ag_u32 magnitude = ag_host::bits_of((float)fraction * 0x1p-24f);
         return ag_host::float_of(sign | magnitude);
     }
-    if (exponent == 31) return ag_host::float_of(sign | 0x7f800000u | fraction << 13);
+    if (exponent == 31) return fraction ? AG_NAN : ag_host::float_of(sign | 0x7f800000u);
     return ag_host::float_of(sign | (exponent + 112) << 23 | fraction << 13);
 }
 AG_DEVICE float ag_to_float(ag_bf16 x) { return ag_host::float_of((ag_u32)x.bits << 16); }

@@ -8,7 +8,7 @@ from attngen.backend.device import ITEM_BYTES, ArrayView
 from attngen.binding import Binding
 from attngen.compiler import Rendered
 from attngen.cpu.run import MemoryRange, Mode, RunReport, run_on_cpu
-from attngen.engines.outputs import Outputs, argument_values, grid_size
+from attngen.engines.outputs import Outputs, argument_values, grid_size, reach
 
 __all__ = ["run_on_host"]
 
@@ -31,9 +31,13 @@ def run_on_host(
     grid = grid_size(binding, launch.tiles)
     if grid == 0:
         return None
+    written = outputs.views()
     read = {"q": binding.q, "k": binding.k, "v": binding.v, **binding.tensors}
-    ranges = [_range(name, view, False) for name, view in read.items()]
-    ranges += [_range(name, view, True) for name, view in outputs.views().items()]
+    ranges = [_range(name, view, is_writable=True) for name, view in written.items()]
+    for name, view in read.items():
+        # The range of an output may lie within that of an input: both are slices of a buffer.
+        is_shared = any(_meet(view, other) for other in written.values())
+        ranges.append(_range(name, view, is_writable=is_shared))
     return run_on_cpu(
         library,
         launch.kernel,
@@ -48,12 +52,12 @@ def run_on_host(
     )
 
 
-def _range(name: str, view: ArrayView, is_writable: bool) -> MemoryRange:
+def _range(name: str, view: ArrayView, *, is_writable: bool) -> MemoryRange:
     """The bytes that a view may touch."""
-    size = ITEM_BYTES[view.dtype]
-    if 0 in view.shape:
-        return MemoryRange(view.pointer, view.pointer, is_writable, size, name)
-    reach = [(n - 1) * s for n, s in zip(view.shape, view.strides, strict=True)]
-    begin = view.pointer + sum(r for r in reach if r < 0) * size
-    end = view.pointer + (sum(r for r in reach if r > 0) + 1) * size
-    return MemoryRange(begin, end, is_writable, size, name)
+    begin, end = reach(view)
+    return MemoryRange(begin, end, is_writable, ITEM_BYTES[view.dtype], name)
+
+
+def _meet(one: ArrayView, other: ArrayView) -> bool:
+    (begin, end), (other_begin, other_end) = reach(one), reach(other)
+    return begin < other_end and other_begin < end

@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
+from attngen import __version__
 from attngen.backend.cache import compile_cached
 from attngen.backend.cubin import KernelResources, read_resources
 from attngen.backend.device import Device
+from attngen.backend.errors import CudaCompileError
 from attngen.backend.launch import CudaModule
 from attngen.backend.nvrtc import Compiled
 from attngen.binding import Binding
 from attngen.compiler import Rendered
+from attngen.diagnostics.diagnostic import AttnError
+from attngen.diagnostics.span import Source
 from attngen.engines.outputs import Outputs, argument_values, grid_size
 
 __all__ = ["compile_rendered", "launch_on_gpu", "resources_of"]
 
 
-def compile_rendered(rendered: Rendered) -> Compiled:
+def compile_rendered(rendered: Rendered, text: str | None = None) -> Compiled:
     """The cubin of a program, from the disk cache where it is there.
 
-    Errors:  A50x; an error of the compiler points at the user's line where it can.
+    `text` is the `.attn` text: the program's `#line` markers name its lines, so an error of
+    the compiler can point at them.
+    Errors:  A50x.
     """
-    return compile_cached(
-        rendered.source, name=f"{rendered.program.attention.name}.cu", target=rendered.target
-    )
+    name = rendered.program.attention.name
+    try:
+        return compile_cached(
+            rendered.source,
+            name=f"{name}.cu",
+            target=rendered.target,
+            context=(f"attngen {__version__}",),
+        )
+    except AttnError as error:
+        (found,) = error.diagnostics
+        if text is None or not isinstance(found, CudaCompileError):
+            raise
+        raise AttnError(found.locate_in(Source(f"{name}.attn", text))) from None
 
 
 def resources_of(rendered: Rendered, compiled: Compiled) -> KernelResources:

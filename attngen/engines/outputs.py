@@ -5,13 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from types import SimpleNamespace
+from typing import Any, Final, final
 
-from attngen.backend.device import ArrayView
+import numpy as np
+
+from attngen.backend.device import ITEM_BYTES, ArrayView
 from attngen.binding import Binding
 from attngen.ir.program import Axis, Loop, TileProgram, Workspace, walk
 
-__all__ = ["Outputs", "argument_values", "grid_size", "workspace_shape"]
+__all__ = [
+    "Outputs", "argument_values", "grid_size", "overlap", "reach", "workspace_shape",
+]  # fmt: skip
+
+_WORK: Final = 10_000
+"""Steps of the search for a shared element; where they do not suffice there is none known."""
 
 _DIMS = ("b", "h", "s", "d")
 
@@ -31,12 +39,15 @@ class Outputs:
     state_m: ArrayView | None = None
     state_l: ArrayView | None = None
     state_acc: ArrayView | None = None
+    report: ArrayView | None = None
+    """int32 [1], 0 before the launch: what a checked kernel writes when a read was outside."""
 
     def views(self) -> dict[str, ArrayView]:
         """Those that are there, by the name of the struct's member."""
         named = {
             "o": self.o, "lse": self.lse, "row_max": self.row_max,
             "state_m": self.state_m, "state_l": self.state_l, "state_acc": self.state_acc,
+            "report": self.report,
         }  # fmt: skip
         return {name: view for name, view in named.items() if view is not None}
 
@@ -48,6 +59,8 @@ def argument_values(binding: Binding, outputs: Outputs) -> dict[str, Any]:
         name: written[name].pointer if name in written else 0
         for name in ("o", "lse", "row_max", "state_m", "state_l", "state_acc")
     }
+    if "report" in written:
+        values["report"] = written["report"].pointer
     operands = {"q": binding.q, "k": binding.k, "v": binding.v, "o": written.get("o")}
     for name, view in operands.items():
         if view is not None:
@@ -83,3 +96,41 @@ def grid_size(binding: Binding, tiles: TileProgram) -> int:
     }
     parallel = [n.axis for n in walk(tiles.body) if isinstance(n, Loop) and n.parallel]
     return math.prod(iterations[axis] for axis in parallel) if rows else 0
+
+
+def reach(view: ArrayView) -> tuple[int, int]:
+    """The addresses [begin, end) that a view may touch."""
+    size = ITEM_BYTES[view.dtype]
+    if 0 in view.shape:
+        return view.pointer, view.pointer
+    ways = [(n - 1) * s for n, s in zip(view.shape, view.strides, strict=True)]
+    begin = view.pointer + sum(w for w in ways if w < 0) * size
+    return begin, view.pointer + (sum(w for w in ways if w > 0) + 1) * size
+
+
+def overlap(one: ArrayView, other: ArrayView) -> bool:
+    """Whether two views have an element in common; slices of one buffer need not."""
+    (begin, end), (other_begin, other_end) = reach(one), reach(other)
+    if end <= other_begin or other_end <= begin:
+        return False
+    try:
+        limit: Any = _WORK
+        return bool(np.shares_memory(_addresses(one), _addresses(other), max_work=limit))
+    except np.exceptions.TooHardError:
+        return False
+
+
+def _addresses(view: ArrayView) -> Any:
+    """An array with the addresses of a view, whose memory is never read."""
+    size = ITEM_BYTES[view.dtype]
+
+    place = SimpleNamespace(
+        __array_interface__={
+            "version": 3,
+            "data": (view.pointer, True),
+            "shape": tuple(view.shape),
+            "strides": tuple(s * size for s in view.strides),
+            "typestr": f"|V{size}",
+        }
+    )
+    return np.asarray(place)

@@ -63,6 +63,6 @@ class KernelFamily(Protocol):
         """The loop nest, grid and workspaces of a complete schedule."""
         ...
 
-    def render(self, program: Program, target: Target) -> str:
-        """The CUDA text."""
+    def render(self, program: Program, target: Target, *, is_checked: bool = False) -> str:
+        """The CUDA text; a checked one reports reads outside of a captured tensor."""
         ...

@@ -80,6 +80,7 @@ class Context:
     lanes: int
     shared: tuple[SharedArray, ...]
     arguments: ArgumentLayout
+    is_checked: bool
     tensors: tuple[TensorRead, ...]
     lets: tuple[LetFormula, ...]
     scale: Formula
@@ -192,11 +193,11 @@ class ForwardSimt:
         )
         return Program(attention, schedule, (launch,))
 
-    def render(self, program: Program, target: Target) -> str:
-        context = self.context(program, target)
+    def render(self, program: Program, target: Target, *, is_checked: bool = False) -> str:
+        context = self.context(program, target, is_checked=is_checked)
         return render(_TEMPLATE, context, name=context.name)
 
-    def context(self, program: Program, target: Target) -> Context:
+    def context(self, program: Program, target: Target, *, is_checked: bool = False) -> Context:
         """Everything the template places; all decisions are made here."""
         attention, schedule, launch = program.attention, program.schedule, program.launches[0]
         assert attention.dtype is not None
@@ -226,7 +227,8 @@ class ForwardSimt:
             head_dim_v=v,
             lanes=LANES,
             shared=self.shared_arrays(attention, schedule),
-            arguments=layout_arguments(attention, attention.dtype),
+            arguments=layout_arguments(attention, attention.dtype, is_checked=is_checked),
+            is_checked=is_checked,
             tensors=tensor_reads(attention),
             lets=let_formulas(attention, printer),
             scale=formula(printer, attention.scale),

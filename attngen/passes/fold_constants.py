@@ -3,14 +3,17 @@
     1 / sqrt(64.0) * s          →   0.125 * s
     q + 0 < 2 * 8 and true      →   q < 16
 
-Integers fold exactly, floats in float64 (one rounding at the end, never more error than the
-float32 steps they replace).  Float identities such as x + 0.0 or 0.0 * x are left alone: they
+Integers fold exactly; an operation whose result leaves 64 bits stays as it is, for the launch
+to refuse.  Floats fold in float64 (one rounding at the end, never more error than the float32
+steps they replace).  Float identities such as x + 0.0 or 0.0 * x are left alone: they
 change the sign of zero, or hide an infinity or a NaN.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
+
 import numpy as np
 
 from attngen.ir.attention import Attention
@@ -74,7 +77,7 @@ def _fold_node(e: Expr) -> Expr:
         case ToFloat(Const(value)):
             return Const(float(value), span)
         case Negate(Const(value)):
-            return Const(-value, span)
+            return _known(e, -value)
         # Negation of truth.
         case Not(Const(value)):
             return Const(not value, span)
@@ -82,7 +85,7 @@ def _fold_node(e: Expr) -> Expr:
             return x
         # Arithmetic of two numbers.
         case Binary(op, Const(a), Const(b)):
-            return Const(_arithmetic(op, a, b), span)
+            return _known(e, _arithmetic(op, a, b))
         # Integer identities.
         case Binary(BinaryOp.ADD, x, Const(0)) | Binary(BinaryOp.ADD, Const(0), x) if _is_int(e):
             return x
@@ -104,6 +107,16 @@ def _fold_node(e: Expr) -> Expr:
             return _call(e, name, arguments)
         case _:
             return e
+
+
+_LEAST_INT: Final = -(2**63)
+_LARGEST_INT: Final = 2**63 - 1
+
+
+def _known(e: Expr, value: int | float) -> Expr:
+    """The value in place of `e`; an integer that does not fit 64 bits has no constant."""
+    fits = isinstance(value, float) or _LEAST_INT <= value <= _LARGEST_INT
+    return Const(value, e.span) if fits else e
 
 
 def _is_int(e: Binary) -> bool:
@@ -154,6 +167,8 @@ def _logical(e: Logical, op: LogicalOp, operands: tuple[Expr, ...]) -> Expr:
 
 def _call(e: Call, name: str, arguments: tuple[Expr, ...]) -> Expr:
     values = [a.value for a in arguments if isinstance(a, Const)]
+    if name == "abs" and values == [_LEAST_INT]:
+        return e
     with np.errstate(all="ignore"):
         result = FUNCTIONS[name].numpy(
             *(np.float64(v) if isinstance(v, float) else np.int64(v) for v in values)

@@ -385,12 +385,12 @@ def _abs(operands: Sequence[Value], span: Span) -> Value:
 
 
 def _extreme(a: Value, b: Value, smallest: bool) -> Value:
-    """The smaller (or larger) of two; a NaN loses against a number, as in C's fmin and fmax."""
+    """The smaller (or larger) of two; NaN when one is NaN, so that no NaN is lost."""
     faults = values.join_faults((a, b))
     if a.kind == b.kind == "int":
         return Value((np.minimum if smallest else np.maximum)(a.data, b.data), None, faults)
     a, b = values.to_float(a), values.to_float(b)
-    data = (np.fmin if smallest else np.fmax)(a.data, b.data)
+    data = (np.minimum if smallest else np.maximum)(a.data, b.data)
     if a.slope is None and b.slope is None:
         return Value(data, None, faults)
     slope_a = 0.0 if a.slope is None else a.slope
@@ -399,9 +399,7 @@ def _extreme(a: Value, b: Value, smallest: bool) -> Value:
     second = (b.data < a.data) if smallest else (b.data > a.data)
     # At a tie both one-sided derivatives exist; the steeper one is the safe choice for L.
     steeper = np.where(np.abs(slope_a) >= np.abs(slope_b), slope_a, slope_b)
-    slope = np.where(
-        first | np.isnan(b.data), slope_a, np.where(second | np.isnan(a.data), slope_b, steeper)
-    )
+    slope = np.where(first, slope_a, np.where(second, slope_b, steeper))
     return Value(data, slope, faults)
 
 

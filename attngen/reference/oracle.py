@@ -399,6 +399,7 @@ class _Row:
 def _sigmoid(scores: _Scores) -> _Row:
     e = np.exp(-np.abs(scores.score))
     weight = np.where(scores.score < 0, e, 1.0) / (1.0 + e)
+    weight = np.where(np.isposinf(scores.score), np.nan, weight)
     return _Row(np.where(scores.visible, weight, 0.0), scores.row_max, scores.row_max)
 
 

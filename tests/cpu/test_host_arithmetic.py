@@ -13,7 +13,7 @@ from tests.cpu.host_kernels import Case
 
 Build = Callable[..., Path]
 
-NAN16 = 0x7FFF  # what the GPU's conversions make of every NaN
+NAN16, NAN32 = 0x7FFF, 0x7FFFFFFF  # what the GPU's conversions make of every NaN
 
 
 def convert_case() -> Case:
@@ -65,16 +65,12 @@ def interesting_floats() -> npt.NDArray[np.float32]:
 
 
 def assert_same_bits(
-    got: npt.NDArray[np.generic], expected: npt.NDArray[np.generic], nan: int | None
+    got: npt.NDArray[np.generic], expected: npt.NDArray[np.generic], nan: int
 ) -> None:
-    """Equal bit patterns; where a NaN is expected, the pattern `nan` (None: any NaN)."""
+    """Equal bit patterns; where a NaN is expected, the pattern `nan`."""
     integer = np.uint16 if expected.itemsize == 2 else np.uint32
-    is_nan = np.isnan(expected)
-    np.testing.assert_array_equal(got[~is_nan].view(integer), expected[~is_nan].view(integer))
-    if nan is None:
-        assert np.isnan(got[is_nan]).all()
-    else:
-        assert (got[is_nan].view(integer) == nan).all()
+    bits = np.where(np.isnan(expected), integer(nan), expected.view(integer))
+    np.testing.assert_array_equal(got.view(integer), bits)
 
 
 def test_conversions_and_divisions(build: Build) -> None:
@@ -82,10 +78,12 @@ def test_conversions_and_divisions(build: Build) -> None:
     case.launch(build("convert"))
     given = case.arguments
     with np.errstate(over="ignore", invalid="ignore"):
-        assert_same_bits(given["from_fp16"], given["fp16"].astype(np.float32), None)
-        assert_same_bits(given["from_bf16"], given["bf16"].astype(np.float32), None)
+        assert_same_bits(given["from_fp16"], given["fp16"].astype(np.float32), NAN32)
         assert_same_bits(given["to_fp16"], given["floats"].astype(np.float16), NAN16)
         assert_same_bits(given["to_bf16"], given["floats"].astype(ml_dtypes.bfloat16), NAN16)
+
+    exact = given["bf16"].view(np.uint16).astype(np.uint32) << 16  # NaNs too
+    np.testing.assert_array_equal(given["from_bf16"].view(np.uint32), exact)
 
     for quotient, remainder, scale in (
         ("quotient", "remainder", 1),

@@ -62,7 +62,7 @@ def on_gpu(golden: Golden, target: str) -> attngen.Kernel:
     assert rendered.source == golden.path.read_text(encoding="utf-8")
     cubin = compile_cached(rendered.source, name=golden.name, target=targets.get(target)).binary
     module = CudaModule(cubin, name=golden.name)
-    key = _Key(golden.dtype, golden.head_dim, golden.target)
+    key = _Key(golden.dtype, golden.head_dim, golden.target, False)
     kernel._compiled[key] = _Compiled(rendered.program, rendered, module)
     return kernel
 

@@ -95,7 +95,10 @@ def test_a_score_of_minus_infinity_is_masked() -> None:
 
 @pytest.mark.parametrize("bad", ["inf", "nan"])
 def test_infinity_and_nan_at_a_visible_pair_show(bad: str) -> None:
-    found = run(f"score where(kv == 1 and q == 0, {bad}, s)", ones(2), ones(2), column(1, 3))
+    line = f"score where(kv == 1 and q == 0, {bad}, s)"
+    sigmoid = run(f"{line}\nweights sigmoid", ones(2), ones(2), column(1, 3))
+    assert np.isnan(sigmoid.o[0, 0, :, 0]).tolist() == [True, False]
+    found = run(line, ones(2), ones(2), column(1, 3))
     assert np.isnan(found.o[0, 0, 0])
     assert np.isnan(found.lse[0, 0, 0])  # type: ignore[index]
     assert found.o[0, 0, 1] == 2
@@ -108,6 +111,8 @@ def test_what_masked_keys_hold_does_not_matter(bad: float) -> None:
     found = run("mask kv != 1", ones(2), column(1, bad, 1), column(1, bad, 3))
     assert found.o[0, 0, :, 0].tolist() == [2, 2]
     assert np.isfinite(found.bound).all()
+    half = np.array([[1, 2], [bad, 3]]).reshape(1, 1, 2, 2)
+    assert run("mask kv <= q", ones(2), ones(2), half).o[0, 0, 0].tolist() == [1, 2]
     partly = run("mask kv != 1 or q == 0", ones(2), ones(3), column(1, bad, 3))
     assert not np.isfinite(partly.o[0, 0, 0, 0])
     assert partly.o[0, 0, 1, 0] == 2
@@ -328,6 +333,8 @@ def test_scale_and_sink_are_read_only_where_rows_are() -> None:
     body = "tensor t : float[R]\nscale t[b]\nmask b == 0"
     q = np.ones((2, 1, 2, 1))
     assert run(body, q, q, q, tensors=tensors).visible[0].all()
+    with pytest.raises(AttnError):
+        run("tensor t : float[R]\nscale t[b]\nmask kv < q", q, q, q, tensors=tensors)
     sink = "tensor t : float[R]\nlength q = 2 - 2 * b\nweights softmax(sink = t[b])"
     assert run(sink, q, q, q, tensors=tensors).visible[0].all()
 
@@ -346,18 +353,40 @@ def test_inputs_are_widened_exactly(dtype: Any) -> None:
     assert (narrow.bound == wide.bound).all() == (dtype is np.float16)
 
 
-def test_the_bound_is_that_of_the_contract() -> None:
+@pytest.mark.parametrize(
+    ("dtype", "u", "u_p"),
+    [("bf16", 2.0**-8, 2.0**-8), ("fp16", 2.0**-11, 2.0**-11), ("fp32", 2.0**-24, 0.0)],
+)
+@pytest.mark.parametrize(("score", "steepness"), [("3 * s", 3), ("-1.5 * q", 0)])
+def test_the_bound_is_that_of_the_contract(
+    dtype: str, u: float, u_p: float, score: str, steepness: int
+) -> None:
     rng = np.random.default_rng(2)
     q, k, v = (rng.standard_normal((1, 1, 4, 8)) for _ in "qkv")
-    found = run("scale -0.5\nscore 3 * s\nmask kv <= q", q, k, v, dtype="bf16", function_error=1e-5)
+    body = f"dtype bf16\nscale -0.5\nscore {score}\nmask kv <= q"
+    found = run(body, q, k, v, dtype=dtype, function_error=1e-5)
+    assert found.lse is not None
+    assert found.lse_bound is not None
     product = np.abs(q[0, 0]) @ np.abs(k[0, 0]).T
     for row in range(4):
-        delta = 2.0**-24 * 16 * 0.5 * product[row, : row + 1].max() * 3 + 1e-5
-        score = -1.5 * (q[0, 0, row] @ k[0, 0, : row + 1].T)
-        weight = np.exp(score) / np.exp(score).sum()
-        spread = weight @ np.abs(v[0, 0, : row + 1])
-        right = 2.0**-8 * np.abs(found.o[0, 0, row]) + (2.0**-8 + 4 * delta + 2.0**-20) * spread
+        delta = 2.0**-24 * 16 * 0.5 * product[row, : row + 1].max() * steepness + 1e-5
+        scores = -0.5 * (q[0, 0, row] @ k[0, 0, : row + 1].T) * 3
+        scores = scores if steepness else np.full(row + 1, -1.5 * row)
+        spread = np.exp(scores) / np.exp(scores).sum() @ np.abs(v[0, 0, : row + 1])
+        right = u * np.abs(found.o[0, 0, row]) + (u_p + 4 * delta + 2.0**-20) * spread
         assert found.bound[0, 0, row] == pytest.approx(right)
+        size = np.abs(scores.max()) + np.abs(found.lse[0, 0, row])
+        assert found.lse_bound[0, 0, row] == pytest.approx(delta + 2.0**-20 + 2.0**-22 * size)
+    if dtype == "bf16":
+        assert (run(body, q, k, v, function_error=1e-5).bound == found.bound).all()
+
+
+def test_the_bound_of_what_is_not_finite() -> None:
+    v = np.array([[1.0, 2.0], [math.nan, 3.0]]).reshape(1, 1, 2, 2)
+    found = run("", ones(1), ones(2), v, dtype="fp32")
+    assert found.bound[0, 0, 0, 0] == INF
+    right = 2.0**-24 * 2.5 + (4 * 2.0**-24 * 9 + 2.0**-20) * 2.5
+    assert found.bound[0, 0, 0, 1] == pytest.approx(right)
 
 
 def test_rows_keys_and_ranges_choose_parts() -> None:
