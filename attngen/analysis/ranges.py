@@ -8,6 +8,7 @@ only what exceeds 64 bits is left for the launch to reject.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Final, TypeAlias, assert_never
 
@@ -53,6 +54,9 @@ INT32: Final = Interval(-(2**31), 2**31 - 1)
 INT64: Final = Interval(-(2**63), 2**63 - 1)
 LONGEST: Final = 2**31 - 1
 """Lengths, batch and head counts stay below 2^31."""
+_FAR: Final = 2**128
+"""Farther than this from 0 an integer's bound is not known: a chain of squares would double its
+digits with every step."""
 
 
 def compile_time_ranges(attention: Attention) -> Ranges:
@@ -97,6 +101,8 @@ def infer_ranges(
         found = _interval(node, tuple(known[id(c)] for c in children(node)), symbols, elements)
         if expr_type(node) is ScalarType.FLOAT and not isinstance(node, Call | Let | Select):
             found = interval.rounded(found)
+        elif expr_type(node) is ScalarType.INT:
+            found = _without_far_ends(found)
         known[id(node)] = found
     return known
 
@@ -115,6 +121,13 @@ def exceeding_int64(attention: Attention, symbols: Ranges) -> Iterator[Expr]:
             from_tensors.add(id(node))
         elif expr_type(node) is ScalarType.INT and not known[id(node)].within(*INT64.ends):
             yield node
+
+
+def _without_far_ends(a: Interval) -> Interval:
+    """A larger interval whose finite ends have at most 129 bits."""
+    low = -math.inf if a.low < -_FAR else min(a.low, _FAR)
+    high = math.inf if a.high > _FAR else max(a.high, -_FAR)
+    return Interval(low, high, a.nan)
 
 
 def _declared(param: Param) -> Interval:

@@ -107,6 +107,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", UserWarning)  # what attngen itself has to say
             warnings.showwarning = _show_warning
+            if any("\0" in argument for argument in given):  # no file can have such a name
+                raise click.UsageError("an argument holds a null character")
             result = app.main(given, prog_name="attngen", standalone_mode=False)
             sys.stdout.flush()
             return result if isinstance(result, int) else 0

@@ -112,7 +112,7 @@ def test_every_command_refuses_a_bad_file(command: str, kind: str, tmp_path: Pat
     assert "A902" not in result.err
     expected = {
         "missing": "did you mean", "directory": "it holds inside.attn", "bytes": "UTF-8",
-        "null": "no such file", "huge": "1048576 bytes",
+        "null": "null character", "huge": "1048576 bytes",
     }  # fmt: skip
     assert expected.get(kind, "error") in result.err
 

@@ -38,7 +38,7 @@ PRELUDE = """
 typedef long long ag_i64;
 #define AG_DEVICE __device__ constexpr
 #define AG_NOINLINE __device__ constexpr
-#define AG_INFINITY __builtin_huge_valf()
+#define AG_INFINITY __builtin_bit_cast(float, 0x7f800000u)
 #define AG_NAN __builtin_bit_cast(float, 0x7fffffffu)
 struct ag_fp16 {};
 struct ag_bf16 {};

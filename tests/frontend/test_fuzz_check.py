@@ -56,12 +56,12 @@ DECLARATIONS = [
     "tensor u : float[Hq, N]", "let early = kv - w", "const Y : float = 2",
 ]  # fmt: skip
 STATEMENTS = [
-    "let early = %s", "let late = %s", "score %s", "score %s", "mask %s", "mask %s", "scale %s",
+    "let e2 = %s", "let late = %s", "score %s", "score %s", "mask %s", "mask %s", "scale %s",
     "length kv = %s", "length q = %s, kv = %s", "weights softmax(sink = %s)", "weights sigmoid",
-    "const W = %s", "const X : int = %s", "const Y : float", "param w : int = %s",
-    "param w : int = 3 where %s", "param cap : float where 1 <= cap < %s", "param on : bool",
-    "param p : float = %s where %s < p", "tensor t : int32[B]", "tensor t : bool[Skv]",
-    "tensor u : float[Hq, N?]", "tensor u : float[Hq?, N]", "tensor u : bf16[W, skv]",
+    "const V = %s", "const V2 : int = %s", "const V3 : float", "param w2 : int = %s",
+    "param w3 : int = 3 where %s", "param c2 : float where 1 <= c2 < %s", "param on2 : bool",
+    "param p : float = %s where %s < p", "tensor t2 : int32[B]", "tensor t3 : bool[Skv]",
+    "tensor u2 : float[Hq, N?]", "tensor u3 : float[Hq?, M]", "tensor u4 : bf16[W, skv]",
     "head_dim %s", "head_dim qk = %s, v = 64", "heads q = %s, kv = %s", "dtype bf16",
     "dtype half", "output o, lse", "output lse", "output o, o",
 ]  # fmt: skip
