@@ -353,16 +353,15 @@ class _Evaluation:
     def _sink(self, block: _Block) -> Array:
         """The sink of every row, [batch, head, row]; -inf where there is none.
 
-        A row behind the end of its sequence is no row, and has no sink either.
+        A row behind the end of its sequence is an empty row, and has its head's sink.
         """
-        at = block.indices
-        inside = at["q"] < at["Sq"]
         sinks = [w.sink for w in self.problem.statements(ast.Weights) if w.sink is not None]
         if not sinks or not self.join_sink:
             return np.float64(-np.inf)
         value = _number(sinks[-1], self._block_scope(block, without=("kv",)), "a sink")
-        values.raise_faults(value, inside, block.places("b", "h", "q"))
-        return np.where(inside, value.data, -np.inf)[..., 0]
+        every_row = np.ones_like(block.indices["q"], dtype=np.bool_)
+        values.raise_faults(value, every_row, block.places("b", "h", "q"))
+        return np.where(every_row, value.data, 0.0)[..., 0]
 
 
 def _number(e: ast.Expr, scope: Scope, what: str) -> Value:
