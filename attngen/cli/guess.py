@@ -26,8 +26,7 @@ import numpy as np
 
 from attngen.analysis.ranges import infer_ranges, launch_ranges
 from attngen.backend.device import numpy_dtype
-from attngen.cli.errors import CannotMake
-from attngen.diagnostics.diagnostic import AttnError
+from attngen.cli.memory import require_memory
 from attngen.ir.attention import Attention, Tensor
 from attngen.ir.expr import (
     Binary,
@@ -53,7 +52,9 @@ __all__ = ["guess_sizes", "make_tensor", "shape_of"]
 Array: TypeAlias = Any
 
 LARGEST: Final = 1 << 31
-"""Elements of the largest tensor that is made up."""
+"""No size is larger."""
+BYTES_OF_ELEMENT: Final = 24
+"""While an array is made, with all that it is made from."""
 OPTIONAL_BELOW: Final = 1 << 22
 """Optional dimensions are made in full size in tensors of no more elements than this."""
 LOOKED_UP: Final = 16
@@ -103,13 +104,14 @@ def _loads(attention: Attention) -> Iterator[Load]:
 
 
 def shape_of(tensor: Tensor, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """The shape to make: optional dimensions are 1 where the whole would be large."""
+    """The shape to make: optional dimensions are 1 where the whole would be large.
+
+    Errors:  A719 when even that does not fit into memory.
+    """
     full = [d.size if isinstance(d.size, int) else sizes[d.size] for d in tensor.dims]
     if math.prod(full) > OPTIONAL_BELOW:
         full = [1 if d.optional else n for d, n in zip(tensor.dims, full, strict=True)]
-    if math.prod(full) > LARGEST:
-        reason = f"it would have {math.prod(full)} elements"
-        raise AttnError(CannotMake(tensor.span, tensor.name, reason))
+    require_memory(math.prod(full) * BYTES_OF_ELEMENT, f"`{tensor.name}` {tuple(full)}")
     return tuple(full)
 
 
@@ -233,7 +235,7 @@ def make_tensor(
 ) -> tuple[Array, str]:
     """An array for a captured tensor, and what it holds, in words.
 
-    Errors:  A717 when it would be too large.
+    Errors:  A719 when it would be too large.
     """
     shape = shape_of(tensor, sizes)
     uses = _find_uses(attention)[tensor.name]

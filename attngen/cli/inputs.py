@@ -6,14 +6,15 @@ import difflib
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from attngen.backend.device import numpy_dtype
 from attngen.cli.console import note
-from attngen.cli.errors import BadOption, CannotRead, OutOfMemory, UnknownInput
+from attngen.cli.errors import BadOption, CannotRead, UnknownInput
 from attngen.cli.files import require_file
+from attngen.cli.memory import require_memory
 from attngen.cli.problem import Input, Problem, as_element
 from attngen.diagnostics.diagnostic import AttnError
 from attngen.ir.attention import Attention
@@ -21,9 +22,6 @@ from attngen.ir.attention import Attention
 __all__ = ["make_operands", "read_inputs", "to_bhsd"]
 
 Array: TypeAlias = Any
-
-MAX_OPERAND_BYTES: Final = 1 << 40
-"""A larger q, k or v is not even tried."""
 
 
 def read_inputs(
@@ -124,8 +122,7 @@ def make_operands(problem: Problem, inputs: Mapping[str, Input], *, seed: int) -
             rounded = "" if array.dtype == given.array.dtype else f", as {problem.dtype.name}"
             operands[name] = Input(array, given.origin + rounded)
             continue
-        if math.prod(shape) * problem.dtype.bytes > MAX_OPERAND_BYTES:
-            raise AttnError(OutOfMemory(None, f"`{name}` would have {math.prod(shape)} elements"))
+        require_memory(math.prod(shape) * (4 + problem.dtype.bytes), f"`{name}` {shape}")
         # Each has a stream of its own, so that one from a file leaves the others as they were.
         rng = np.random.default_rng((seed, number))
         values = rng.standard_normal(shape, np.float32).astype(dtype)

@@ -60,6 +60,8 @@ class Role(Enum):
     """A run-time scalar: known at launch."""
     SCORE = "score"
     """`s`, the score so far."""
+    TILE = "tile"
+    """What is known of a whole tile: its first and last row and key, and summaries over them."""
     ROW = "row"
     """A field of the row state (`m`, `l`, `acc`, …); only in the formulas of ir/row_state.py."""
 

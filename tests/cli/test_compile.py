@@ -87,7 +87,11 @@ def test_the_same_bytes_from_two_processes(documents: Path, tmp_path: Path) -> N
         ("attention a {\n    mask kw <= qpos\n}\n", (), "A201"),
         ("attention a { }\n", ("--dtype", "bf16", "--head-dim", "512"), "A235"),
         ("attention a { }\n", ("--dtype", "bf16", "--head-dim", "64", "--arch", "sm_91"), "A491"),
-        ("attention a { }\n", ("--dtype", "bf16", "--head-dim", "64", "--schedule", "tiles 4"), "A4"),
+        (
+            "attention a { }\n",
+            ("--dtype", "bf16", "--head-dim", "64", "--schedule", "tiles 4"),
+            "A4",
+        ),
     ],
 )
 def test_errors_write_nothing(

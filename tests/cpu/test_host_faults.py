@@ -115,6 +115,14 @@ PLANTED = [
         RACE,
     ),
     Planted(
+        "all lanes read, and then one of them writes",
+        "rotate",
+        "float next = mine[(lane + 1) % 32];",
+        "float next = ag_shuffle_xor(mine[0], 0);\n        if (lane == turn) mine[0] = next;",
+        RACE,
+        "writes element 0",
+    ),
+    Planted(
         "a warp barrier does not reach the other warp",
         "rotate",
         "ag_thread() / 32 * 32 * 4, 32",

@@ -23,7 +23,7 @@ Build = Callable[..., Path]
 
 THREADS, WARPS, BYTES = 96, 3, 16
 READ, WRITE = 1, 2
-NONE, WARP, BLOCK = 0, 1, 2
+NONE, WARP, BLOCK, SHUFFLE = 0, 1, 2, 3  # a shuffle lets other lanes run, and orders nothing
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,9 @@ class Program:
 
     @staticmethod
     def random(rng: np.random.Generator, *, blocks: int, sizes: tuple[int, ...]) -> Program:
-        steps, count = int(rng.integers(1, 6)), int(rng.integers(2, 9))
-        threads = rng.choice([0, 1, 2, 31, 32, 33, 64], size=4, replace=False)
+        # Few threads, mostly of one warp, few places and few writes, so that much meets.
+        steps, count = int(rng.integers(2, 5)), int(rng.integers(2, 10))
+        threads = rng.choice([0, 1, 2, 3, 31, 32, 64], size=4, replace=False)
         accesses = {}
         for _ in range(count):
             log2_size = int(rng.choice(sizes))
@@ -63,13 +64,13 @@ class Program:
                 block=int(rng.integers(blocks)),
                 step=int(rng.integers(steps)),
                 thread=int(rng.choice(threads)),
-                kind=int(rng.choice([READ, READ, READ, WRITE])),
+                kind=WRITE if rng.random() < 0.2 else READ,
                 log2_size=log2_size,
-                index=int(rng.integers(2 if log2_size == 2 else 4)),
+                index=int(rng.integers(4 >> log2_size)),
             )
             accesses[access.block, access.step, access.thread] = access
-        barriers = rng.choice([NONE, NONE, WARP], size=(blocks, steps, WARPS))
-        barriers[rng.random((blocks, steps)) < 0.2] = BLOCK
+        barriers = rng.choice([NONE, SHUFFLE, WARP], size=(blocks, steps, WARPS))
+        barriers[rng.random((blocks, steps)) < 0.15] = BLOCK
         return Program(tuple(accesses.values()), barriers)
 
     def is_ordered(self, a: Access, b: Access) -> bool:

@@ -38,6 +38,7 @@ _OPTIONS = re.compile(r"# attngen check (.*)\n")
 @cache
 def error_classes() -> tuple[type[Diagnostic], ...]:
     """Every class of the package that has a code, by code."""
+    assert attngen.reference  # loaded first, else the submodule of this name would hide it
     found: list[type[Diagnostic]] = []
     for entry in pkgutil.walk_packages(attngen.__path__, "attngen."):
         if entry.name.endswith("__main__"):

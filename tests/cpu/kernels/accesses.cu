@@ -1,8 +1,9 @@
 // Does what a table says: in each step a thread touches at most one element, of 1, 2 or 4 bytes,
-// in shared or in global memory; then its warp meets, or its block, or nobody.
+// in shared or in global memory; then its warp or its block meets, or nobody.
 struct AccessesArgs {
     const int* accesses;  // [grid][steps][threads]: kind + 4 * (log2 of the size) + 16 * index
-    const int* barriers;  // [grid][steps][warps]: 0 none, 1 warp, 2 block
+    const int* barriers;  // [grid][steps][warps]: 0 none, 1 warp, 2 block,
+                          // 3 a shuffle
     unsigned char* global;
     int steps, is_global;
 };
@@ -47,5 +48,6 @@ AG_KERNEL(kThreads, accesses, AccessesArgs) {
         }
         if (barrier == 1) ag_sync_warp();
         if (barrier == 2) ag_sync();
+        if (barrier == 3) ag_shuffle_xor(0.0f, 1);
     }
 }

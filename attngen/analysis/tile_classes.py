@@ -1,0 +1,406 @@
+"""From a mask, without evaluating it per pair: may a tile hold a pair that attends, and do all?
+
+    mask  kv <= qpos and doc[b, qpos] == doc[b, kv]
+
+    may   kv_first <= qpos_last and row0_low <= key0_high and key0_low <= row0_high
+    all   kv_last <= qpos_first and row0_low == row0_high == key0_low == key0_high
+
+Interval arithmetic in three-valued logic, done on expressions instead of numbers: `q` ranges
+over [q_first, q_last], `kv` over [kv_first, kv_last], and every node yields expressions for its
+least and largest value over the tile.  For a truth value these are "certainly" and "possibly".
+What is read from tensors along rows alone, or along keys alone, becomes a *summary*: its
+minimum and maximum over the rows, or the keys, of a tile, found at run time.  What depends on
+neither `q` nor `kv` is one opaque value.
+
+Sound always: `may` false proves that no pair of the tile attends, `all` true that every one
+does.  Floats stay sound because float32 rounding is monotone; where a NaN is possible a
+comparison is unknown.
+
+Source: R. E. Moore, Interval Analysis, 1966, chapter 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, TypeAlias, final
+
+from attngen.analysis.ranges import INT32, INT64, compile_time_ranges, infer_ranges
+from attngen.ir.attention import Attention
+from attngen.ir.expr import (
+    Binary,
+    BinaryOp,
+    Call,
+    Compare,
+    CompareOp,
+    Const,
+    Expr,
+    Let,
+    Load,
+    Logical,
+    LogicalOp,
+    Negate,
+    Not,
+    Role,
+    Select,
+    Symbol,
+    ToFloat,
+    expr_type,
+)
+from attngen.ir.functions import call
+from attngen.ir.interval import Interval
+from attngen.ir.traverse import children, postorder
+from attngen.ir.types import ScalarType
+
+__all__ = ["TILE_SYMBOLS", "Bounds", "Summary", "TileClasses", "classify_tiles", "key_may_attend"]
+
+_BOOL, _INT, _FLOAT = ScalarType.BOOL, ScalarType.INT, ScalarType.FLOAT
+
+
+def _tile(name: str, type_: ScalarType = _INT) -> Symbol:
+    return Symbol(name, Role.TILE, type_)
+
+
+TILE_SYMBOLS: Final = ("q_first", "q_last", "qpos_first", "qpos_last", "kv_first", "kv_last")
+"""A tile's first and last row and key, both included, inside the sequence."""
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Bounds:
+    """Least and largest value over a tile; the same object when it is one value.
+
+    Of a truth value: `low` says that it is true everywhere, `high` that it may be somewhere.
+    """
+
+    low: Expr
+    high: Expr
+
+    @property
+    def is_point(self) -> bool:
+        return self.low is self.high
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Summary:
+    """A row-only or key-only value whose minimum and maximum over a tile are needed.
+
+    The symbols are `<name>_low` and `<name>_high`; a truth value counts as 0 and 1.
+    """
+
+    name: str
+    value: Expr
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class TileClasses:
+    """What a kernel asks about a tile of rows and keys.
+
+    `notes` says, for each part of the mask that stays unknown, why.
+    """
+
+    may: Expr
+    all: Expr
+    row_summaries: tuple[Summary, ...]
+    key_summaries: tuple[Summary, ...]
+    notes: tuple[str, ...]
+
+
+def classify_tiles(attention: Attention) -> TileClasses:
+    """The classes of a variant's tiles; without a mask every pair attends."""
+    if attention.mask is None:
+        return TileClasses(Const(True), Const(True), (), (), ())
+    ranges = {"q": Bounds(_tile("q_first"), _tile("q_last"))}
+    ranges["qpos"] = Bounds(_tile("qpos_first"), _tile("qpos_last"))
+    ranges["kv"] = Bounds(_tile("kv_first"), _tile("kv_last"))
+    walk = _Walk(attention, ranges, summarise=True)
+    bounds = walk.run(attention.mask)
+    return TileClasses(
+        bounds.high, bounds.low, tuple(walk.rows), tuple(walk.keys), tuple(walk.notes)
+    )
+
+
+def key_may_attend(attention: Attention) -> Expr | None:
+    """Whether any row of the sequence may see key `kv`; None when every key may be seen.
+
+    False marks a dead key, whose value counts as zero whatever its memory holds: it fails a
+    part of the mask that depends on the key alone, or lies outside what the affine part allows.
+    """
+    if attention.mask is None:
+        return None
+    Sq, Skv = (Symbol(name, Role.SIZE, _INT) for name in ("Sq", "Skv"))
+    one = Const(1)
+    ranges = {"q": Bounds(Const(0), Binary(BinaryOp.SUB, Sq, one))}
+    first = Binary(BinaryOp.SUB, Skv, Sq)
+    ranges["qpos"] = Bounds(first, Binary(BinaryOp.SUB, Skv, one))
+    high = _Walk(attention, ranges, summarise=False).run(attention.mask).high
+    return None if isinstance(high, Const) and high.value is True else high
+
+
+# ---- the walk ----------------------------------------------------------------------------
+
+_ROW: Final = frozenset({"q", "qpos"})
+_KEY: Final = frozenset({"kv"})
+Unknown: TypeAlias = None
+"""A float of which nothing is known."""
+
+
+class _Walk:
+    """Bounds of every node below a root, operands first."""
+
+    def __init__(self, attention: Attention, ranges: dict[str, Bounds], *, summarise: bool) -> None:
+        self.attention = attention
+        self.ranges = ranges
+        self.summarise = summarise
+        self.rows: list[Summary] = []
+        self.keys: list[Summary] = []
+        self.notes: list[str] = []
+        self.known = infer_ranges(
+            attention.expressions(), compile_time_ranges(attention), attention
+        )
+        self.varies: dict[int, frozenset[str]] = {}
+        self.reads: dict[int, bool] = {}
+        for node in postorder(*attention.expressions()):
+            below = children(node)
+            own = frozenset({node.name} & ranges.keys()) if isinstance(node, Symbol) else frozenset()
+            self.varies[id(node)] = own.union(*(self.varies[id(c)] for c in below))
+            self.reads[id(node)] = isinstance(node, Load) or any(self.reads[id(c)] for c in below)
+
+    def run(self, root: Expr) -> Bounds:
+        done: dict[int, Bounds | Unknown] = {}
+        stack: list[tuple[Expr, bool]] = [(root, False)]
+        while stack:
+            node, ready = stack.pop()
+            if id(node) in done:
+                continue
+            whole = self.as_a_whole(node)
+            if whole is not None:
+                done[id(node)] = whole
+            elif ready:
+                operands = [done[id(c)] for c in children(node)]
+                done[id(node)] = self.bounds(node, operands) or self.unknown(node)
+            else:
+                stack.append((node, True))
+                stack.extend((child, False) for child in children(node))
+        found = done[id(root)]
+        assert found is not None, "a mask is a truth value"
+        return found
+
+    def as_a_whole(self, node: Expr) -> Bounds | None:
+        """A node that is taken as it stands: one value, or a summary."""
+        varies = self.varies[id(node)]
+        if not varies:
+            return Bounds(node, node)
+        if isinstance(node, Symbol):
+            return self.ranges[node.name]
+        along_rows, along_keys = varies <= _ROW, varies <= _KEY
+        if not (self.summarise and self.reads[id(node)] and (along_rows or along_keys)):
+            return None
+        interval = self.known[id(node)]
+        if expr_type(node) is _FLOAT or not interval.within(*INT32.ends):
+            return None
+        summaries = self.rows if along_rows else self.keys
+        kind = "row" if along_rows else "key"
+        name = f"{kind}{len(summaries)}"
+        summaries.append(Summary(name, node))
+        low, high = _tile(f"{name}_low"), _tile(f"{name}_high")
+        if expr_type(node) is _BOOL:
+            one = Const(1)
+            return Bounds(Compare(CompareOp.EQ, low, one), Compare(CompareOp.EQ, high, one))
+        return Bounds(low, high)
+
+    def unknown(self, node: Expr) -> Bounds | Unknown:
+        """What types and declared ranges alone say."""
+        if expr_type(node) is _BOOL:
+            return _UNKNOWN_TRUTH
+        if expr_type(node) is _FLOAT:
+            return None
+        interval = self.known[id(node)]
+        low, high = max(interval.low, INT64.low), min(interval.high, INT64.high)
+        return Bounds(Const(int(low)), Const(int(high)))
+
+    # ---- one node ----
+
+    def bounds(self, node: Expr, operands: list[Bounds | Unknown]) -> Bounds | Unknown:  # noqa: C901
+        """The bounds of a node from those of its operands; None where nothing is known."""
+        if isinstance(node, Logical):
+            return _logical(node, [o or _UNKNOWN_TRUTH for o in operands])
+        if isinstance(node, Load):
+            return self.load(node, operands)
+        if isinstance(node, Compare):
+            return self.compare(node, operands)
+        if any(o is None for o in operands):
+            return None
+        known = [o for o in operands if o is not None]
+        match node:
+            case Let():
+                return known[0]
+            case Not():
+                return Bounds(Not(known[0].high), Not(known[0].low))
+            case Negate():
+                return Bounds(Negate(known[0].high), Negate(known[0].low))
+            case ToFloat():
+                return Bounds(ToFloat(known[0].low), ToFloat(known[0].high))
+            case Select():
+                return _select(known[0], known[1], known[2])
+            case Binary():
+                if expr_type(node) is _FLOAT and self.known[id(node)].nan:
+                    return None
+                return self.binary(node, known[0], known[1])
+            case Call(function):
+                return _call(function, known)
+            case _:
+                return None
+
+    def load(self, node: Load, operands: list[Bounds | Unknown]) -> Bounds | Unknown:
+        """One element, when the tile's indices are all one and the same; else unknown."""
+        if any(o is None for o in operands) or node.type is _FLOAT:
+            return None
+        known = [o for o in operands if o is not None]
+        same = [Compare(CompareOp.EQ, o.low, o.high) for o in known if not o.is_point]
+        one = same[0] if len(same) == 1 else Logical(LogicalOp.AND, tuple(same))
+        element = Load(node.tensor, tuple(o.low for o in known), node.type, node.span)
+        self.note(node, f"`{node.tensor}` is known only where a tile reads one element of it")
+        if node.type is _BOOL:
+            no = Not(one)
+            return Bounds(
+                Logical(LogicalOp.AND, (one, element)), Logical(LogicalOp.OR, (no, element))
+            )
+        rest = self.unknown(node)
+        assert rest is not None
+        return Bounds(Select(one, element, rest.low), Select(one, element, rest.high))
+
+    def compare(self, node: Compare, operands: list[Bounds | Unknown]) -> Bounds:
+        left, right = operands
+        may_be_nan = any(self.known[id(c)].nan for c in children(node))
+        if left is None or right is None or may_be_nan:
+            if not self.varies[id(node)]:
+                return Bounds(node, node)
+            self.note(node, "a float comparison is decided pair by pair")
+            return _UNKNOWN_TRUTH
+        match node.op:
+            case CompareOp.LT | CompareOp.LE:
+                return Bounds(
+                    Compare(node.op, left.high, right.low), Compare(node.op, left.low, right.high)
+                )
+            case CompareOp.GT | CompareOp.GE:
+                return Bounds(
+                    Compare(node.op, left.low, right.high), Compare(node.op, left.high, right.low)
+                )
+            case CompareOp.EQ:
+                return _equal(left, right)
+            case CompareOp.NE:
+                equal = _equal(left, right)
+                return Bounds(Not(equal.high), Not(equal.low))
+
+    def binary(self, node: Binary, a: Bounds, b: Bounds) -> Bounds | Unknown:
+        sign = self.sign(node.right) if b.is_point else 0
+        match node.op:
+            case BinaryOp.ADD:
+                return _pair(BinaryOp.ADD, (a.low, b.low), (a.high, b.high))
+            case BinaryOp.SUB:
+                return _pair(BinaryOp.SUB, (a.low, b.high), (a.high, b.low))
+            case BinaryOp.MUL:
+                if b.is_point and sign:
+                    ends = (a.low, a.high) if sign > 0 else (a.high, a.low)
+                    return _pair(BinaryOp.MUL, (ends[0], b.low), (ends[1], b.low))
+                if a.is_point and (left := self.sign(node.left)):
+                    ends = (b.low, b.high) if left > 0 else (b.high, b.low)
+                    return _pair(BinaryOp.MUL, (a.low, ends[0]), (a.low, ends[1]))
+                return _corners(a, b)
+            case BinaryOp.DIV | BinaryOp.FLOORDIV:
+                if not sign:
+                    return None
+                ends = (a.low, a.high) if sign > 0 else (a.high, a.low)
+                return _pair(node.op, (ends[0], b.low), (ends[1], b.low))
+            case BinaryOp.MOD:
+                return _modulo(a, b) if sign > 0 else None
+
+    def sign(self, e: Expr) -> int:
+        """1 or -1 when a value is proved to be positive or negative, else 0."""
+        interval: Interval = self.known[id(e)]
+        if interval.nan:
+            return 0
+        return 1 if interval.low > 0 else -1 if interval.high < 0 else 0
+
+    def note(self, node: Expr, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+_UNKNOWN_TRUTH: Final = Bounds(Const(False), Const(True))
+
+
+def _pair(op: BinaryOp, low: tuple[Expr, Expr], high: tuple[Expr, Expr]) -> Bounds:
+    return Bounds(Binary(op, *low), Binary(op, *high))
+
+
+def _corners(a: Bounds, b: Bounds) -> Bounds:
+    products = [Binary(BinaryOp.MUL, x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
+    return Bounds(_nested("min", products), _nested("max", products))
+
+
+def _nested(function: str, operands: list[Binary]) -> Expr:
+    result: Expr = operands[0]
+    for operand in operands[1:]:
+        result = call(function, result, operand)
+    return result
+
+
+def _modulo(a: Bounds, b: Bounds) -> Bounds:
+    """Within one period of a positive divisor the remainder grows with the dividend."""
+    first, final = (Binary(BinaryOp.FLOORDIV, end, b.low) for end in (a.low, a.high))
+    one_period = Compare(CompareOp.EQ, first, final)
+    low, high = (Binary(BinaryOp.MOD, end, b.low) for end in (a.low, a.high))
+    last = Binary(BinaryOp.SUB, b.low, Const(1))
+    return Bounds(Select(one_period, low, Const(0)), Select(one_period, high, last))
+
+
+def _equal(a: Bounds, b: Bounds) -> Bounds:
+    both_points = a.is_point and b.is_point
+    certain: list[Expr] = [Compare(CompareOp.EQ, a.low, b.low)]
+    certain += [Compare(CompareOp.EQ, x.low, x.high) for x in (a, b) if not x.is_point]
+    if both_points:
+        return Bounds(certain[0], certain[0])
+    possible = (Compare(CompareOp.LE, a.low, b.high), Compare(CompareOp.LE, b.low, a.high))
+    return Bounds(Logical(LogicalOp.AND, tuple(certain)), Logical(LogicalOp.AND, possible))
+
+
+def _logical(node: Logical, operands: list[Bounds]) -> Bounds:
+    lows, highs = tuple(o.low for o in operands), tuple(o.high for o in operands)
+    return Bounds(Logical(node.op, lows), Logical(node.op, highs))
+
+
+def _select(condition: Bounds, then: Bounds, otherwise: Bounds) -> Bounds | Unknown:
+    """The hull of both branches, or one of them where the condition is decided."""
+    if expr_type(then.low) is _BOOL:
+        either = Logical(LogicalOp.AND, (then.low, otherwise.low))
+        neither = Logical(LogicalOp.OR, (then.high, otherwise.high))
+    else:
+        either = call("min", then.low, otherwise.low)  # type: ignore[assignment]
+        neither = call("max", then.high, otherwise.high)  # type: ignore[assignment]
+    if condition.is_point:
+        return Bounds(
+            Select(condition.low, then.low, otherwise.low),
+            Select(condition.low, then.high, otherwise.high),
+        )
+    return Bounds(
+        Select(condition.low, then.low, Select(condition.high, either, otherwise.low)),
+        Select(condition.low, then.high, Select(condition.high, neither, otherwise.high)),
+    )
+
+
+def _call(function: str, operands: list[Bounds]) -> Bounds | Unknown:
+    if function in ("min", "max", "clamp"):  # increasing in every argument
+        return Bounds(
+            call(function, *(o.low for o in operands)), call(function, *(o.high for o in operands))
+        )
+    if function == "abs":
+        (x,) = operands
+        zero = Const(0) if expr_type(x.low) is _INT else Const(0.0)
+        distance = call("max", x.low, Negate(x.high))
+        return Bounds(call("max", distance, zero), call("max", x.high, Negate(x.low)))
+    if function == "floor":
+        return Bounds(call("floor", operands[0].low), call("floor", operands[0].high))
+    return None
