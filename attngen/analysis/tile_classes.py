@@ -163,7 +163,9 @@ class _Walk:
         self.reads: dict[int, bool] = {}
         for node in postorder(*attention.expressions()):
             below = children(node)
-            own = frozenset({node.name} & ranges.keys()) if isinstance(node, Symbol) else frozenset()
+            own = (
+                frozenset({node.name} & ranges.keys()) if isinstance(node, Symbol) else frozenset()
+            )
             self.varies[id(node)] = own.union(*(self.varies[id(c)] for c in below))
             self.reads[id(node)] = isinstance(node, Load) or any(self.reads[id(c)] for c in below)
 
@@ -222,7 +224,7 @@ class _Walk:
 
     # ---- one node ----
 
-    def bounds(self, node: Expr, operands: list[Bounds | Unknown]) -> Bounds | Unknown:  # noqa: C901
+    def bounds(self, node: Expr, operands: list[Bounds | Unknown]) -> Bounds | Unknown:
         """The bounds of a node from those of its operands; None where nothing is known."""
         if isinstance(node, Logical):
             return _logical(node, [o or _UNKNOWN_TRUTH for o in operands])

@@ -19,7 +19,7 @@ from typing import Final, assert_never, final
 
 import numpy as np
 
-from attngen.analysis.ranges import INT32, compile_time_ranges, infer_ranges
+from attngen.analysis.ranges import INT32, Ranges, compile_time_ranges, infer_ranges
 from attngen.ir.attention import Attention
 from attngen.ir.expr import (
     Binary,
@@ -139,26 +139,35 @@ class Body:
 
 @final
 class ExprPrinter:
-    """Prints the expressions of one attention variant."""
+    """Prints the expressions of one attention variant.
 
-    def __init__(self, attention: Attention) -> None:
+    `further` are expressions made from the variant's, such as tile classes, and `symbols` the
+    ranges of the symbols that only they mention.
+    """
+
+    def __init__(
+        self, attention: Attention, further: tuple[Expr, ...] = (), symbols: Ranges | None = None
+    ) -> None:
         self._attention = attention
-        self._ranges = infer_ranges(
-            attention.expressions(), compile_time_ranges(attention), attention
-        )
+        roots = (*attention.expressions(), *further)
+        known = {**compile_time_ranges(attention), **(symbols or {})}
+        self._ranges = infer_ranges(roots, known, attention)
         self._let_types: dict[int, CType] = {}
-        for node in postorder(*attention.expressions()):
+        for node in postorder(*roots):
             if isinstance(node, Let):
                 self._let_types[id(node)] = self._emit(node.value).type
 
-    def print(self, e: Expr) -> Body:
+    def print(self, e: Expr, *, is_eager: bool = False) -> Body:
         """The C++ text of an expression, and the lets that it computes first.
 
         A let is a local variable where it is needed for every pair, or reads no tensor.  Any
         other stays a function, called where it is needed, because `and`, `or` and `where` must
-        not read what they skip.
+        not read what they skip; with `is_eager` they may, and every let is a variable.
         """
-        local = eager_lets(e)
+        if is_eager:
+            local = tuple(n for n in postorder(*children(e)) if isinstance(n, Let))
+        else:
+            local = eager_lets(e)
         emitted = [(let.name, self._emit(let.value, local=local)) for let in local]
         body = self._emit(e.value if isinstance(e, Let) else e, local=local)
         variables = tuple(Variable(x.type.text, f"let_{name}", x.text) for name, x in emitted)
@@ -254,6 +263,8 @@ class ExprPrinter:
         match node.role:
             case Role.SCORE | Role.ROW:
                 return Emitted(node.name, CType.FLOAT)
+            case Role.TILE:
+                return Emitted(f"tile.{node.name}", CType.INT32)
             case Role.PARAM:
                 kind = _c_type(node.type, self._range(node))
                 return Emitted(f"args.p_{node.name}", kind)

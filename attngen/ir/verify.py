@@ -189,7 +189,7 @@ def _symbols(e: Expr, place: Place, a: Attention) -> Iterator[str]:
                 known = params.get(node.name) is node.type
             case Role.SCORE:
                 known = node.name == "s" and node.type is _FLOAT
-            case Role.ROW:
+            case Role.ROW | Role.TILE:
                 known = False
             case _:
                 assert_never(node.role)

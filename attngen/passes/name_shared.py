@@ -14,12 +14,32 @@ from attngen.ir.attention import Attention
 from attngen.ir.expr import Const, Expr, Let, Symbol
 from attngen.ir.traverse import children, postorder, rebuild
 
-__all__ = ["name_shared"]
+__all__ = ["name_shared", "name_shared_nodes"]
 
 
 def name_shared(attention: Attention) -> Attention:
     """The variant with a let around each shared node; the same object when there is none."""
     roots = attention.expressions()
+    named = dict(zip(map(id, roots), name_shared_nodes(roots), strict=True))
+    if all(named[id(root)] is root for root in roots):
+        return attention
+
+    def renamed(e: Expr | None) -> Expr | None:
+        return None if e is None else named[id(e)]
+
+    return replace(
+        attention,
+        scale=named[id(attention.scale)],
+        scores=tuple(named[id(e)] for e in attention.scores),
+        mask=renamed(attention.mask),
+        sink=renamed(attention.sink),
+        length_q=renamed(attention.length_q),
+        length_kv=renamed(attention.length_kv),
+    )
+
+
+def name_shared_nodes(roots: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """The same expressions with a let around each node that is used more than once."""
     nodes = list(postorder(*roots))
     uses = Counter(id(child) for node in nodes for child in children(node))
     taken = {node.name for node in nodes if isinstance(node, Let)}
@@ -35,18 +55,4 @@ def name_shared(attention: Attention) -> Attention:
                 count += 1
             built = Let(f"shared_{count}", built, node.span)
         new[id(node)] = built
-    if all(new[id(root)] is root for root in roots):
-        return attention
-
-    def renamed(e: Expr | None) -> Expr | None:
-        return None if e is None else new[id(e)]
-
-    return replace(
-        attention,
-        scale=new[id(attention.scale)],
-        scores=tuple(new[id(e)] for e in attention.scores),
-        mask=renamed(attention.mask),
-        sink=renamed(attention.sink),
-        length_q=renamed(attention.length_q),
-        length_kv=renamed(attention.length_kv),
-    )
+    return tuple(new[id(root)] for root in roots)

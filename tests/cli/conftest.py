@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,10 +15,9 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _environment(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _environment(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTNGEN_CACHE_DIR", str(cache_folder))
     monkeypatch.delenv("ATTNGEN_DEBUG", raising=False)
-    yield
 
 
 @pytest.fixture

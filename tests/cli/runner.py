@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attngen.cli import main
 from click.testing import CliRunner
+
+from attngen.cli import main
 
 __all__ = ["CAUSAL", "DOCUMENTS", "Result", "run", "run_process", "write"]
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from attngen import __version__
 from attngen.cli.app import COMMANDS
 

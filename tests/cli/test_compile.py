@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from attngen.backend.nvrtc import load_nvrtc
 from attngen.cpu.build import build_library, find_compiler
 from attngen.cpu.run import MemoryRange, run_on_cpu

@@ -7,6 +7,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+
 from attngen.backend.errors import ToolchainMissing
 from attngen.cli import doctor
 from attngen.diagnostics.diagnostic import AttnError

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from attngen.cli.errors import CannotWrite
 from attngen.cli.files import require_writable, write_together
 from attngen.diagnostics.diagnostic import AttnError

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from .runner import CAUSAL, DOCUMENTS, run
 
 QUICK = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=600, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-SCRAPS = st.sampled_from(
-    "attention a { } dtype bf16 head_dim mask score kv <= qpos and or not ( ) [ ] = , : \n s "
-    "where tensor doc int32 [B,Skv] const W = 4 param x float exp log 1e30 // % ** - 0 inf nan "
-    'schedule tile q passes two length weights softmax sink output o lse import " # é \0'.split(" ")
-)
+WORDS = """
+    attention a { } dtype bf16 head_dim mask score kv <= qpos and or not ( ) [ ] = , : s where
+    tensor doc int32 [B,Skv] const W 4 param x float exp log 1e30 // % ** - 0 inf nan schedule
+    tile q passes two length weights softmax sink output o lse import " # é causal window
+"""
+SCRAPS = st.sampled_from([*WORDS.split(), "\n", "\0", "\t"])
 
 
 def _fuzz(command: str, data: bytes, *options: str) -> None:

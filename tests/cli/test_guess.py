@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from attngen.cli.inputs import make_operands
 from attngen.cli.problem import Problem, make_problem
 from attngen.frontend.check import check

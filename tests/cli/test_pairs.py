@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from attngen.cli import pairs as module
 from attngen.cli.inputs import make_operands
 from attngen.cli.pairs import Pairs, count_pairs

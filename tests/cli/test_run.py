@@ -8,6 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+
 from attngen.api import Kernel
 from attngen.cpu.build import find_compiler
 from attngen.diagnostics.diagnostic import AttnError

@@ -29,6 +29,8 @@ from attngen.ir.expr import Expr
 from attngen.ir.printer import print_expr
 from attngen.ir.semantics import evaluate
 from attngen.ir.types import FP32, ScalarType
+from attngen.passes.name_shared import name_shared
+from attngen.passes.specialize import specialize
 from attngen.resources import template_source
 
 from .random_expr import DATA, EDGES, SIZES, TENSORS, exact, expressions, variant
@@ -75,7 +77,7 @@ class Launch:
 
     def pairs(self) -> list[tuple[int, int, int, int]]:
         """b, h, q, kv: corners and some between."""
-        q, kv = (sorted({0, 1, n // 2, n - 1} & set(range(n))) for n in self.lengths)
+        q, kv = (sorted({0, min(1, n - 1), n // 2, n - 1}) for n in self.lengths)
         return [(b, h, i, j) for (b, h), i, j in itertools.product(PLACES, q, kv)]
 
     def symbols(self) -> dict[str, Any]:
@@ -109,7 +111,8 @@ def constexpr_text(
     roots: Sequence[Expr], given: Sequence[Launch], tables: Sequence[Sequence[Sequence[int] | None]]
 ) -> str:
     """`tables[root][launch]` holds the value at each pair; None where the launch is refused."""
-    attention = variant(*roots)
+    # As the pipeline does: head dims are numbers, and text does not double where nodes are shared.
+    attention = name_shared(specialize(variant(*roots), FP32, SIZES["Dqk"], SIZES["Dv"]))
     printer = ExprPrinter(attention)
     nothing = dict.fromkeys(("length_q", "length_kv", "scale", "sink", "mask"))
     context = SimpleNamespace(
@@ -125,7 +128,7 @@ def constexpr_text(
     parts = [PRELUDE, arithmetic, *(_array(name) for name in DATA)]
     parts += [macros.argument_struct(context), macros.tensor_reads(context)]
     parts += [macros.formulas(context), _arguments_text(given)]
-    for i, root in enumerate(roots):
+    for i, root in enumerate(attention.scores):
         body = macros.body(formula(printer, root), "random")
         parts.append(
             f"AG_DEVICE ag_i64 root_{i}(const Args& args, const Position& at) {{\n{body}}}"

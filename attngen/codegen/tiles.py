@@ -1,0 +1,78 @@
+"""Tile classes and dead keys as a template sees them: C++ text of each formula."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from attngen.analysis.ranges import INT32, LONGEST
+from attngen.analysis.tile_classes import classify_tiles, key_may_attend
+from attngen.codegen.expr import Body, ExprPrinter
+from attngen.ir.attention import Attention
+from attngen.ir.expr import Const, Expr
+from attngen.ir.interval import Interval
+from attngen.passes.fold_constants import fold_expr
+from attngen.passes.name_shared import name_shared_nodes
+
+__all__ = ["SummaryFormula", "TileFormulas", "tile_formulas"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SummaryFormula:
+    """A value whose minimum and maximum over a tile are fields `<name>_low` and `<name>_high`."""
+
+    name: str
+    body: Body
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TileFormulas:
+    """What a kernel asks of a tile; None where the answer is always yes.
+
+    may             some pair of the tile may attend
+    all             every pair of the tile attends; `never` instead when that cannot be proved
+    key_may         some row of the sequence may see this key
+    """
+
+    may: Body | None
+    all: Body | None
+    is_never_full: bool
+    row_summaries: tuple[SummaryFormula, ...]
+    key_summaries: tuple[SummaryFormula, ...]
+    key_may: Body | None
+
+
+def tile_formulas(attention: Attention) -> TileFormulas:
+    """The classes of a variant's tiles, ready to be placed into a template."""
+    classes = classify_tiles(attention)
+    alive = key_may_attend(attention)
+    roots = tuple(fold_expr(e) for e in (classes.may, classes.all, alive or Const(True)))
+    may, everywhere, alive = name_shared_nodes(roots)
+    summaries = (*classes.row_summaries, *classes.key_summaries)
+    values = tuple(s.value for s in summaries)
+    position = Interval(-LONGEST, LONGEST)
+    ranges = dict.fromkeys(("qpos_first", "qpos_last"), position)
+    ranges |= {n: Interval(0, LONGEST - 1) for n in ("q_first", "q_last", "kv_first", "kv_last")}
+    ranges |= {f"{s.name}_{end}": INT32 for s in summaries for end in ("low", "high")}
+    printer = ExprPrinter(attention, (may, everywhere, alive, *values), ranges)
+
+    def body(e: Expr) -> Body | None:
+        return None if isinstance(e, Const) and e.value is True else printer.print(e, is_eager=True)
+
+    def formulas(kind: str) -> tuple[SummaryFormula, ...]:
+        return tuple(
+            SummaryFormula(s.name, printer.print(s.value, is_eager=True))
+            for s in summaries
+            if s.name.startswith(kind)
+        )
+
+    return TileFormulas(
+        may=body(may),
+        all=body(everywhere),
+        is_never_full=isinstance(everywhere, Const) and everywhere.value is False,
+        row_summaries=formulas("row"),
+        key_summaries=formulas("key"),
+        key_may=body(alive),
+    )
