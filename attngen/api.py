@@ -27,7 +27,7 @@ from attngen.backend.device import (
     find_common_device,
     view,
 )
-from attngen.backend.errors import NotPrepared
+from attngen.backend.errors import GpuUnavailable, NotPrepared
 from attngen.binding import Binding, Layout, bind, is_int, require_free_names, split_arguments
 from attngen.binding_errors import OutputOverlaps, ReservedArgument, ShapeMismatch
 from attngen.compiler import Rendered, plan_for_numpy, render_program
@@ -596,7 +596,12 @@ def _target_of_gpu(index: int) -> Target:
     from attngen.backend.launch import load_driver
     from attngen.backend.nvrtc import select_target
 
-    return select_target(load_driver().capability(index))
+    driver = load_driver()
+    count = driver.count_devices()
+    if not (is_int(index) and 0 <= index < count):
+        reason = f"there is no device {index!r} among {count} CUDA device(s)"
+        raise AttnError(GpuUnavailable(None, reason, "devices are counted from 0"))
+    return select_target(driver.capability(index))
 
 
 _said: set[str] = set()

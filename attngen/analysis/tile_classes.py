@@ -257,7 +257,7 @@ class _Walk:
 
     def load(self, node: Load, operands: list[Bounds | Unknown]) -> Bounds | Unknown:
         """One element, when the tile's indices are all one and the same; else unknown."""
-        if any(o is None for o in operands) or node.type is _FLOAT:
+        if not self.summarise or any(o is None for o in operands) or node.type is _FLOAT:
             return None
         known = [o for o in operands if o is not None]
         same = [Compare(CompareOp.EQ, o.low, o.high) for o in known if not o.is_point]

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from types import SimpleNamespace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,20 +19,21 @@ from hypothesis import strategies as st
 from attngen import targets
 from attngen.analysis.ranges import exceeding_int64, launch_ranges
 from attngen.backend.nvrtc import compile_cuda
-from attngen.codegen.arguments import layout_arguments
-from attngen.codegen.expr import ExprPrinter
-from attngen.codegen.formulas import formula, let_formulas, tensor_reads
 from attngen.codegen.render import _environment
 from attngen.diagnostics.diagnostic import AttnError
 from attngen.ir.expr import Expr
 from attngen.ir.printer import print_expr
+from attngen.ir.schedule import Schedule
 from attngen.ir.semantics import evaluate
 from attngen.ir.types import FP32, ScalarType
+from attngen.kernels.forward_simt import FAMILY
 from attngen.passes.name_shared import name_shared
 from attngen.passes.specialize import specialize
 from attngen.resources import template_source
 
 from .random_expr import DATA, EDGES, SIZES, TENSORS, exact, expressions, variant
+
+SM_80 = targets.get("sm_80")
 
 # What `constexpr` code may use in place of the device's own functions.
 PRELUDE = """
@@ -113,23 +113,16 @@ def constexpr_text(
     """`tables[root][launch]` holds the value at each pair; None where the launch is refused."""
     # As the pipeline does: head dims are numbers, and text does not double where nodes are shared.
     attention = name_shared(specialize(variant(*roots), FP32, SIZES["Dqk"], SIZES["Dv"]))
-    printer = ExprPrinter(attention)
-    nothing = dict.fromkeys(("length_q", "length_kv", "scale", "sink", "mask"))
-    context = SimpleNamespace(
-        **nothing,
-        name="random",
-        arguments=layout_arguments(attention, FP32),
-        tensors=tensor_reads(attention),
-        lets=let_formulas(attention, printer),
-        score_lines=(),
-    )
+    schedule = FAMILY.complete(attention, Schedule(), SM_80)
+    whole = FAMILY.context(FAMILY.lower(attention, schedule), SM_80)
+    context = replace(whole, scale=None, score_lines=())
     macros: Any = _environment().get_template("common/attention.cu.j2").module
     arithmetic = template_source("common/device.cuh").split("#endif  // AG_HOST")[1]
     parts = [PRELUDE, arithmetic, *(_array(name) for name in DATA)]
     parts += [macros.argument_struct(context), macros.tensor_reads(context)]
     parts += [macros.formulas(context), _arguments_text(given)]
-    for i, root in enumerate(attention.scores):
-        body = macros.body(formula(printer, root), "random")
+    for i in range(len(roots)):
+        body = macros.body(whole.score_lines[i], "random")
         parts.append(
             f"AG_DEVICE ag_i64 root_{i}(const Args& args, const Position& at) {{\n{body}}}"
         )
@@ -196,7 +189,7 @@ def check(roots: Sequence[Expr], given: Sequence[Launch]) -> None:
     tables = [[meaning(root, launch) for launch in given] for root in roots]
     text = constexpr_text(roots, given, tables)
     try:
-        compile_cuda(text, name="random", target=targets.get("sm_80"), emit="ptx")
+        compile_cuda(text, name="random", target=SM_80, emit="ptx")
     except AttnError as error:
         listed = "\n".join(f"{i}: {print_expr(root)}" for i, root in enumerate(roots))
         launched = "\n".join(f"{i}: {launch}" for i, launch in enumerate(given))

@@ -118,7 +118,7 @@ PLANTED = [
         "all lanes read, and then one of them writes",
         "rotate",
         "float next = mine[(lane + 1) % 32];",
-        "float next = ag_shuffle_xor(mine[0], 0);\n        if (lane == 31) mine[0] = next;",
+        "float next = ag_shuffle_xor(mine[0], 0);\n        if (lane == 31 && turn == 0) mine[0] = next;",
         RACE,
         "writes element 0",
     ),
