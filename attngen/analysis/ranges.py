@@ -52,6 +52,7 @@ Ranges: TypeAlias = Mapping[str, Interval]
 
 INT32: Final = Interval(-(2**31), 2**31 - 1)
 INT64: Final = Interval(-(2**63), 2**63 - 1)
+_KV: Final = ("kv", "kv_first", "kv_last")
 _QPOS: Final = ("qpos", "qpos_first", "qpos_last")
 LONGEST: Final = 2**31 - 1
 """Lengths, batch and head counts stay below 2^31."""
@@ -167,13 +168,9 @@ def _interval(
         case Not():
             return interval.logical_not(operands[0])
         # kv - qpos = (kv - q) - (Skv - Sq): the lengths cancel, which intervals alone do not see.
-        case Binary(BinaryOp.SUB, Symbol("kv" | "kv_first" | "kv_last"), Symbol() as q) if (
-            q.name in _QPOS
-        ):
+        case Binary(BinaryOp.SUB, Symbol(a), Symbol(b)) if a in _KV and b in _QPOS:
             return Interval(1 - symbols["Skv"].high, symbols["Sq"].high - 1)
-        case Binary(BinaryOp.SUB, Symbol() as q, Symbol("kv" | "kv_first" | "kv_last")) if (
-            q.name in _QPOS
-        ):
+        case Binary(BinaryOp.SUB, Symbol(a), Symbol(b)) if a in _QPOS and b in _KV:
             return Interval(1 - symbols["Sq"].high, symbols["Skv"].high - 1)
         case Binary(op):
             return _ARITHMETIC[op](*operands)

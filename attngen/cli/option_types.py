@@ -209,10 +209,18 @@ def consts_option(function: F) -> F:
     )(function)  # fmt: skip
 
 
+def _without_braces(context: Any, parameter: Any, value: str | None) -> str | None:
+    """The text is what stands between the braces of a schedule block."""
+    if value is not None and not {"{", "}"}.isdisjoint(value):
+        raise click.BadParameter("a schedule is settings without braces, as in 'tile q = 16'")
+    return value
+
+
 def schedule_option(function: F) -> F:
     return click.option(
         "--schedule",
         metavar="TEXT",
+        callback=_without_braces,
         help='Settings that win over the file\'s, as in "tile q = 16; passes two".',
     )(function)
 

@@ -95,6 +95,8 @@ def _fold_node(e: Expr) -> Expr:
             return x
         case Binary(BinaryOp.FLOORDIV, x, Const(1)):
             return x
+        case Binary(BinaryOp.MOD, _, Const(1)):
+            return Const(0, span)
         case Compare(op, Const(a), Const(b)):
             return Const(_compare(op, a, b), span)
         # A decided operand of `and` / `or`; laziness is kept, because only later ones are dropped.

@@ -49,11 +49,10 @@ def tensors(gpus: FakeGpus, index: int = 0) -> tuple[Any, Any, Any]:
 
 
 def test_a_launch_has_the_arguments_of_the_call(gpus: FakeGpus) -> None:
-    text = PLAIN.replace(
-        "mask",
-        "param left : int = 5\n    tensor doc : int32[B, Skv]\n    mask doc[b, kv] < left and",
+    declared = "param left : int = 5\n    tensor doc : int32[B, Skv]"
+    kernel = attngen.compile_text(
+        PLAIN.replace("mask", f"{declared}\n    mask doc[b, kv] < left and")
     )
-    kernel = attngen.compile_text(text)
     q, k, v = tensors(gpus)
     k.array = k.array[:, :, ::-1]
     doc = gpus.tensor(np.zeros((B, 2 * SKV), np.int32)[:, ::2])
@@ -115,9 +114,9 @@ def test_the_grid_has_one_axis(gpus: FakeGpus, kernel: Kernel, batch: int, heads
 
 def test_a_grid_beyond_its_limit_is_refused(gpus: FakeGpus, kernel: Kernel) -> None:
     shape = (2**16, 2**15, 1, 1)
-    one = np.zeros(1, np.float32)
-    x = gpus.tensor(np.lib.stride_tricks.as_strided(one, shape, (0, 0, 0, 0)))
-    out = gpus.tensor(np.lib.stride_tricks.as_strided(one[:0], shape, (4 * 2**15, 4, 4, 4)))
+    memory = np.zeros(2, np.float32)
+    x = gpus.tensor(np.lib.stride_tricks.as_strided(memory, shape, (0, 0, 0, 0)))
+    out = gpus.tensor(np.lib.stride_tricks.as_strided(memory[1:], shape, (4 * 2**15, 4, 4, 4)))
     error = catch(kernel, x, x, x, out=out)
     assert error.code == "A617"
     assert str(2**31) in error.message()
@@ -283,8 +282,11 @@ def test_a_prepared_kernel_can_be_captured(gpus: FakeGpus, kernel: Kernel) -> No
 
 
 def test_preparing_for_a_gpu_that_is_not_there(gpus: FakeGpus, kernel: Kernel) -> None:
-    with pytest.raises(Exception, match=r"cuda:5|index"):
-        kernel.prepare(dtype="fp32", head_dim=D, devices=(5,))
+    for index in (2, -1, "cuda:0"):
+        error = catch(kernel.prepare, dtype="fp32", head_dim=D, devices=(index,))
+        assert error.code == "A611"
+        assert f"no device {index!r} among 2" in error.message()
+    assert kernel.compilations == 0
 
 
 # ---- partial results ---------------------------------------------------------------------
