@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from attngen.diagnostics.diagnostic import Diagnostic
 
 __all__ = [
@@ -13,7 +11,6 @@ __all__ = [
 ]  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
 class ShapeMismatch(Diagnostic):
     code = "A621"
     title = "argument `{argument}` has shape {has}"
@@ -23,7 +20,6 @@ class ShapeMismatch(Diagnostic):
     expected: str
 
 
-@dataclass(frozen=True, slots=True)
 class DtypeMismatch(Diagnostic):
     code = "A622"
     title = "argument `{argument}` has dtype {has}"
@@ -35,7 +31,6 @@ class DtypeMismatch(Diagnostic):
     advice: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class MissingArgument(Diagnostic):
     code = "A623"
     title = "`{attention}` needs the {kind} `{argument}`, which was not given"
@@ -46,7 +41,6 @@ class MissingArgument(Diagnostic):
     argument: str
 
 
-@dataclass(frozen=True, slots=True)
 class UnknownArgument(Diagnostic):
     code = "A624"
     title = "`{attention}` has no tensor or param `{argument}`"
@@ -58,7 +52,6 @@ class UnknownArgument(Diagnostic):
     closest: str | None
 
 
-@dataclass(frozen=True, slots=True)
 class ParamType(Diagnostic):
     code = "A625"
     title = "param `{argument}` is {has}"
@@ -68,7 +61,6 @@ class ParamType(Diagnostic):
     expected: str
 
 
-@dataclass(frozen=True, slots=True)
 class ParamOutOfRange(Diagnostic):
     code = "A626"
     title = "param `{argument}` is {has}, outside its declared range"
@@ -77,7 +69,6 @@ class ParamOutOfRange(Diagnostic):
     has: str
 
 
-@dataclass(frozen=True, slots=True)
 class GroupMismatch(Diagnostic):
     code = "A627"
     title = "{Hq} query heads cannot share {Hkv} key/value heads"
@@ -86,7 +77,6 @@ class GroupMismatch(Diagnostic):
     Hkv: int
 
 
-@dataclass(frozen=True, slots=True)
 class HeadDimUnsupported(Diagnostic):
     code = "A628"
     title = "head dim {head_dim} of `{argument}` is not supported"
@@ -96,7 +86,6 @@ class HeadDimUnsupported(Diagnostic):
     largest: int
 
 
-@dataclass(frozen=True, slots=True)
 class SizeTooLarge(Diagnostic):
     code = "A629"
     title = "{name} is {has}; at most {limit} is supported"
@@ -105,7 +94,6 @@ class SizeTooLarge(Diagnostic):
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
 class IntegerTooLarge(Diagnostic):
     code = "A630"
     title = "with these sizes and params an integer may reach {value}, beyond 64 bits"
@@ -113,7 +101,6 @@ class IntegerTooLarge(Diagnostic):
     value: str
 
 
-@dataclass(frozen=True, slots=True)
 class RangeOutside(Diagnostic):
     code = "A631"
     title = "{name} is [{begin}, {end}), which is not a range of [0, {size})"
@@ -123,7 +110,6 @@ class RangeOutside(Diagnostic):
     size: int
 
 
-@dataclass(frozen=True, slots=True)
 class ReservedArgument(Diagnostic):
     code = "A632"
     title = "`{argument}` is not supported: {reason}"
@@ -131,7 +117,6 @@ class ReservedArgument(Diagnostic):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class OutputOverlaps(Diagnostic):
     code = "A633"
     title = "argument `out` shares memory with `{argument}`"
@@ -140,7 +125,6 @@ class OutputOverlaps(Diagnostic):
     argument: str
 
 
-@dataclass(frozen=True, slots=True)
 class DifferentStates(Diagnostic):
     code = "A634"
     title = "partial states of different problems cannot be merged"

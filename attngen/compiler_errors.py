@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from attngen.diagnostics.diagnostic import Diagnostic
 
 __all__ = ["FamilyRefuses", "UnknownFamily"]
 
 
-@dataclass(frozen=True, slots=True)
 class UnknownFamily(Diagnostic):
     code = "A451"
     title = "there is no kernel family `{kernel}`"
@@ -18,7 +15,6 @@ class UnknownFamily(Diagnostic):
     known: str
 
 
-@dataclass(frozen=True, slots=True)
 class FamilyRefuses(Diagnostic):
     code = "A452"
     title = "kernel `{kernel}` cannot run this on {target}: {reasons}"

@@ -45,6 +45,7 @@ __all__ = [
     "exceeding_int64",
     "infer_ranges",
     "launch_ranges",
+    "range_of_work",
 ]
 
 Ranges: TypeAlias = Mapping[str, Interval]
@@ -109,6 +110,16 @@ def infer_ranges(
     return known
 
 
+def range_of_work(node: Expr, known: Mapping[int, Interval]) -> Interval:
+    """The values that computing a node comes across: a remainder divides first."""
+    match node:
+        case Binary(BinaryOp.MOD, left, right):
+            quotient = interval.floor_divide(known[id(left)], known[id(right)])
+            return interval.hull(known[id(node)], quotient)
+        case _:
+            return known[id(node)]
+
+
 def exceeding_int64(attention: Attention, symbols: Ranges) -> Iterator[Expr]:
     """Integer nodes whose value may not fit 64 bits under the given symbol ranges.
 
@@ -121,8 +132,9 @@ def exceeding_int64(attention: Attention, symbols: Ranges) -> Iterator[Expr]:
     for node in postorder(*roots):
         if id(node) in from_tensors or any(id(child) in from_tensors for child in children(node)):
             from_tensors.add(id(node))
-        elif expr_type(node) is ScalarType.INT and not known[id(node)].within(*INT64.ends):
-            yield node
+        elif expr_type(node) is ScalarType.INT:
+            if not range_of_work(node, known).within(*INT64.ends):
+                yield node
 
 
 def _without_far_ends(a: Interval) -> Interval:

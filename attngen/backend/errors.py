@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from attngen.diagnostics.diagnostic import Diagnostic, Note
 from attngen.diagnostics.span import Source, Span
@@ -58,7 +58,6 @@ class CompilerMessage:
         return self.text if self.file is None else f"{self.file}({self.line}): {self.text}"
 
 
-@dataclass(frozen=True, slots=True)
 class ToolchainMissing(Diagnostic):
     """No compiler is installed."""
 
@@ -71,7 +70,6 @@ class ToolchainMissing(Diagnostic):
     packages: str
 
 
-@dataclass(frozen=True, slots=True)
 class ArchNotSupported(Diagnostic):
     """The compiler that is installed is too old or too new for the target."""
 
@@ -84,7 +82,6 @@ class ArchNotSupported(Diagnostic):
     supported: str
 
 
-@dataclass(frozen=True, slots=True)
 class CudaCompileError(Diagnostic):
     """The compiler rejects the CUDA text; the whole log stays reachable in `log`."""
 
@@ -122,17 +119,16 @@ class CudaCompileError(Diagnostic):
 
     def locate_in(self, source: Source) -> CudaCompileError:
         """The same error at the first line of `source` that a message names, if one does."""
-        located = replace(self, source=source)
+        located = self.replace(source=source)
         for message in self.messages:
             span = located.find_span(message)
             if span is not None:
                 others = tuple(m for m in self.messages if m is not message)
                 first = message.text
-                return replace(located, span=span, first=first, messages=(message, *others))
+                return located.replace(span=span, first=first, messages=(message, *others))
         return located
 
 
-@dataclass(frozen=True, slots=True)
 class HeaderMissing(Diagnostic):
     """The CUDA text includes a header; generated text never does."""
 
@@ -146,7 +142,6 @@ class HeaderMissing(Diagnostic):
     log: str = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
 class OptionRejected(Diagnostic):
     """A compiler option that this compiler does not have."""
 
@@ -158,7 +153,6 @@ class OptionRejected(Diagnostic):
     options: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class CompilerFailed(Diagnostic):
     """The compiler itself failed; its input may be right."""
 
@@ -172,7 +166,6 @@ class CompilerFailed(Diagnostic):
     log: str = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
 class DamagedCubin(Diagnostic):
     """Bytes that are no cubin, or no longer one."""
 
@@ -185,7 +178,6 @@ class DamagedCubin(Diagnostic):
 # ---- A60x: arrays ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class NotAnArray(Diagnostic):
     """An object without any array interface."""
 
@@ -196,7 +188,6 @@ class NotAnArray(Diagnostic):
     has: str
 
 
-@dataclass(frozen=True, slots=True)
 class UnsupportedDtype(Diagnostic):
     """A dtype that no kernel reads."""
 
@@ -210,7 +201,6 @@ class UnsupportedDtype(Diagnostic):
     advice: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class ForeignByteOrder(Diagnostic):
     """Big-endian data on a little-endian machine, or the reverse."""
 
@@ -222,7 +212,6 @@ class ForeignByteOrder(Diagnostic):
     expected: str
 
 
-@dataclass(frozen=True, slots=True)
 class MisalignedArray(Diagnostic):
     """Elements that do not start at multiples of their size."""
 
@@ -235,7 +224,6 @@ class MisalignedArray(Diagnostic):
     dtype: str
 
 
-@dataclass(frozen=True, slots=True)
 class ReadOnlyOutput(Diagnostic):
     """An output that must not be written."""
 
@@ -246,7 +234,6 @@ class ReadOnlyOutput(Diagnostic):
     has: str
 
 
-@dataclass(frozen=True, slots=True)
 class GradientRequired(Diagnostic):
     """A tensor that takes part in automatic differentiation."""
 
@@ -257,7 +244,6 @@ class GradientRequired(Diagnostic):
     argument: str
 
 
-@dataclass(frozen=True, slots=True)
 class UnsupportedDevice(Diagnostic):
     """Memory that neither a CPU nor a CUDA kernel reaches."""
 
@@ -268,7 +254,6 @@ class UnsupportedDevice(Diagnostic):
     has: str
 
 
-@dataclass(frozen=True, slots=True)
 class MixedDevices(Diagnostic):
     """Arguments that are not all on one device."""
 
@@ -281,7 +266,6 @@ class MixedDevices(Diagnostic):
     first_device: str
 
 
-@dataclass(frozen=True, slots=True)
 class UnreadableArray(Diagnostic):
     """An array whose memory its own library does not give out."""
 
@@ -296,7 +280,6 @@ class UnreadableArray(Diagnostic):
 # ---- A61x: launches ----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class GpuUnavailable(Diagnostic):
     """Nothing to launch on."""
 
@@ -307,7 +290,6 @@ class GpuUnavailable(Diagnostic):
     advice: str | None
 
 
-@dataclass(frozen=True, slots=True)
 class ForkedAfterCuda(Diagnostic):
     """CUDA does not survive a fork."""
 
@@ -317,7 +299,6 @@ class ForkedAfterCuda(Diagnostic):
     hint = "start workers with multiprocessing.get_context('spawn'), or fork before the first use"
 
 
-@dataclass(frozen=True, slots=True)
 class NotPrepared(Diagnostic):
     """A kernel that would have to be loaded while a CUDA graph is being captured."""
 
@@ -329,7 +310,6 @@ class NotPrepared(Diagnostic):
     device: str
 
 
-@dataclass(frozen=True, slots=True)
 class CubinRefused(Diagnostic):
     """The driver does not load the machine code."""
 
@@ -344,7 +324,6 @@ class CubinRefused(Diagnostic):
     driver: str
 
 
-@dataclass(frozen=True, slots=True)
 class SharedMemoryExceeded(Diagnostic):
     """More shared memory than one block may have."""
 
@@ -363,7 +342,6 @@ class SharedMemoryExceeded(Diagnostic):
     device: str
 
 
-@dataclass(frozen=True, slots=True)
 class ArgumentBlockMismatch(Diagnostic):
     """Host and kernel disagree about the arguments; launching would read foreign memory."""
 
@@ -376,7 +354,6 @@ class ArgumentBlockMismatch(Diagnostic):
     expected: str
 
 
-@dataclass(frozen=True, slots=True)
 class LaunchTooLarge(Diagnostic):
     """A grid or block that no GPU, or not this kernel, can be launched with."""
 
@@ -388,7 +365,6 @@ class LaunchTooLarge(Diagnostic):
     limit: str
 
 
-@dataclass(frozen=True, slots=True)
 class LaunchFailed(Diagnostic):
     """The driver refused a launch, or reports the failure of earlier work."""
 
@@ -405,7 +381,6 @@ class LaunchFailed(Diagnostic):
     advice: str | None
 
 
-@dataclass(frozen=True, slots=True)
 class UnknownKernel(Diagnostic):
     """A kernel that the cubin does not hold."""
 

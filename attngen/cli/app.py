@@ -17,6 +17,7 @@ from typing import Any, Final, final
 import click
 
 from attngen import __version__
+from attngen.cli.console import ERRORS_AS_JSON, note, show_errors, show_errors_as_json
 from attngen.diagnostics.diagnostic import AttnError
 
 __all__ = ["app", "main"]
@@ -109,7 +110,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             warnings.showwarning = _show_warning
             if any("\0" in argument for argument in given):  # no file can have such a name
                 raise click.UsageError("an argument holds a null character")
-            result = app.main(given, prog_name="attngen", standalone_mode=False)
+            result = app.main(
+                given,
+                prog_name="attngen",
+                standalone_mode=False,
+                obj=ERRORS_AS_JSON if errors_as_json else None,
+            )
             sys.stdout.flush()
             return result if isinstance(result, int) else 0
     except click.exceptions.Exit as stop:
@@ -142,8 +148,6 @@ def _accept_every_character() -> None:
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    from attngen.cli.console import note
-
     note(str(message))
 
 
@@ -151,8 +155,6 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 
 
 def _report(error: Exception, is_debug: bool, as_json: bool) -> None:
-    from attngen.cli.console import show_errors, show_errors_as_json
-
     diagnostics = _diagnostics_of(error, is_debug)
     (show_errors_as_json if as_json else show_errors)(diagnostics)
 

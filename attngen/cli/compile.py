@@ -17,7 +17,7 @@ from attngen.cli.console import note, progress, say, table
 from attngen.cli.errors import LeftOpen
 from attngen.cli.files import require_file, write_together
 from attngen.cli.option_types import (
-    NAMES,
+    Names,
     consts_option,
     dtype_option,
     head_dim_option,
@@ -44,7 +44,7 @@ DEFAULT_TARGETS: Final = ("sm_80", "sm_90a")
 )
 @spec_argument
 @click.option(
-    "--arch", "archs", type=NAMES(), default=",".join(DEFAULT_TARGETS), show_default=True,
+    "--arch", "archs", type=Names(), default=",".join(DEFAULT_TARGETS), show_default=True,
     help="Targets.",
 )  # fmt: skip
 @dtype_option
@@ -56,7 +56,7 @@ DEFAULT_TARGETS: Final = ("sm_80", "sm_90a")
     help="Where to write; it is made when it is not there.  Default: here.",
 )  # fmt: skip
 @click.option(
-    "--emit", type=NAMES(ARTEFACTS), default="cu,cubin", show_default=True,
+    "--emit", type=Names(ARTEFACTS), default="cu,cubin", show_default=True,
     help=f"What to write: {', '.join(ARTEFACTS)}.  A manifest goes with every cubin.",
 )  # fmt: skip
 def command(

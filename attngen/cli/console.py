@@ -19,8 +19,8 @@ from attngen.diagnostics.diagnostic import Diagnostic
 from attngen.options import settings
 
 __all__ = [
-    "Piece", "Progress", "can_show", "note", "progress", "say", "say_json", "show_errors",
-    "show_errors_as_json", "table",
+    "ERRORS_AS_JSON", "Piece", "Progress", "can_show", "note", "progress", "say", "say_json",
+    "show_errors", "show_errors_as_json", "table",
 ]  # fmt: skip
 
 Piece: TypeAlias = str | tuple[str, str]
@@ -28,6 +28,8 @@ Piece: TypeAlias = str | tuple[str, str]
 
 PROGRESS_AFTER_S: Final = 1.0
 """What takes no longer than this shows no progress."""
+ERRORS_AS_JSON: Final = "errors as JSON"
+"""The object of a click context under `--json-errors`."""
 
 
 def say(*pieces: Piece) -> None:
@@ -36,7 +38,10 @@ def say(*pieces: Piece) -> None:
 
 
 def note(text: str) -> None:
-    """A remark on stderr."""
+    """A remark on stderr; none where errors are for tools, which read all of stderr."""
+    context = click.get_current_context(silent=True)
+    if context is not None and context.obj == ERRORS_AS_JSON:
+        return
     _write([("note: ", "cyan"), text], sys.stderr)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import final
 
 from attngen.diagnostics.diagnostic import Diagnostic
@@ -15,7 +14,6 @@ __all__ = [
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class WrongUsage(Diagnostic):
     """The command line itself: an unknown command or option, a missing argument."""
 
@@ -27,7 +25,6 @@ class WrongUsage(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class BadOption(Diagnostic):
     """`--shape Hqq=4`, `--rows 8:4`: readable, but not possible here."""
 
@@ -41,7 +38,6 @@ class BadOption(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class CannotRead(Diagnostic):
     """A file that is not there, is a directory, or does not hold what it should."""
 
@@ -54,7 +50,6 @@ class CannotRead(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class CannotWrite(Diagnostic):
     """An output that cannot be written.  What was there before is there still."""
 
@@ -66,7 +61,6 @@ class CannotWrite(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class LeftOpen(Diagnostic):
     """A dtype or head dim that neither the file nor the command line gives."""
 
@@ -80,7 +74,6 @@ class LeftOpen(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class ParamWithoutValue(Diagnostic):
     code = "A715"
     title = "`{attention}` needs a value for the param `{param}`"
@@ -91,7 +84,6 @@ class ParamWithoutValue(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class UnknownInput(Diagnostic):
     """An array or value for a name that the attention block does not have."""
 
@@ -108,7 +100,6 @@ class UnknownInput(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class CannotMake(Diagnostic):
     """A captured tensor whose valid values nobody can guess."""
 
@@ -122,7 +113,6 @@ class CannotMake(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class InputMismatch(Diagnostic):
     """An array from a file that does not fit the rest."""
 
@@ -136,7 +126,6 @@ class InputMismatch(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class OutOfMemory(Diagnostic):
     code = "A719"
     title = "there is not enough memory for this: {reason}"
@@ -145,7 +134,6 @@ class OutOfMemory(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class InternalError(Diagnostic):
     """Anything that is not an AttnError: whatever the input was, it should have been one."""
 

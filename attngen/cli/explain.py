@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from attngen.cli.inputs import read_inputs
 from attngen.cli.option_types import (
     FILE_ASSIGNMENT,
     LIST_ASSIGNMENT,
-    NAMES,
+    Names,
     consts_option,
     dtype_option,
     head_dim_option,
@@ -68,7 +69,7 @@ DEFAULT_SIZES: Final[Mapping[str, int]] = {"B": 1, "Hq": 8, "Sq": 1024}
 )  # fmt: skip
 @schedule_option
 @click.option(
-    "--arch", "archs", type=NAMES(), default=",".join(DEFAULT_TARGETS), show_default=True,
+    "--arch", "archs", type=Names(), default=",".join(DEFAULT_TARGETS), show_default=True,
     help="Targets.",
 )  # fmt: skip
 @click.option("--no-compile", is_flag=True, help="Do not ask the CUDA compiler for registers.")
@@ -302,31 +303,17 @@ def _say_kernels(
 ) -> None:
     """Schedule, shared memory and registers for each target."""
     dims = problem.sizes["Dqk"], problem.sizes["Dv"]
+    # NVRTC lets go of the interpreter, so targets compile side by side.
+    with progress("compiling"), ThreadPoolExecutor() as pool:
+        jobs = [pool.submit(_examine, kernel, problem, dims, t, with_compiler) for t in chosen]
+        found = [job.result() for job in jobs]
     rows = [["target", "family", "tile q", "tile kv", "threads", "shared", *_COMPILED_HEADINGS]]
-    remarks: dict[str, None] = {}
+    rows += [row for row, _, _ in found]
+    remarks = dict.fromkeys(remark for _, _, remarks in found for remark in remarks)
     schedules: dict[str, list[str]] = {}
-    with progress("compiling") as shown:
-        for target in chosen:
-            shown.update(f"compiling for {target.name}")
-            try:
-                rendered = render_program(kernel.checked, problem.dtype, dims, target)
-            except AttnError as error:
-                rows.append([target.name, "not possible"])
-                remarks |= dict.fromkeys(d.message() for d in error.diagnostics)
-                continue
-            remarks |= dict.fromkeys(rendered.notes)
-            schedules.setdefault(_schedule(rendered), []).append(target.name)
-            compiled: list[str] = []
-            if with_compiler:
-                try:
-                    compiled = _resources(rendered)
-                except AttnError as error:
-                    remarks |= dict.fromkeys(_short(d) for d in error.diagnostics)
-            launch = rendered.launch
-            rows.append([
-                target.name, launch.family, str(launch.tiles.tile_q), str(launch.tiles.tile_kv),
-                str(launch.threads), f"{launch.shared_bytes / 1024:.1f} KiB", *compiled,
-            ])  # fmt: skip
+    for row, schedule, _ in found:
+        if schedule is not None:
+            schedules.setdefault(schedule, []).append(row[0])
     if not any(len(row) == len(rows[0]) for row in rows[1:]):
         rows[0] = rows[0][: -len(_COMPILED_HEADINGS)]
     _say_block("kernels", rows)
@@ -334,6 +321,27 @@ def _say_kernels(
         say(f"  {', '.join(names)}: {text}" if len(schedules) > 1 else f"  {text}")
     for text in remarks:
         say(f"  note: {text}")
+
+
+def _examine(
+    kernel: Kernel, problem: Problem, dims: tuple[int, int], target: Target, with_compiler: bool
+) -> tuple[list[str], str | None, list[str]]:
+    """The line of one target, its schedule in words, and remarks."""
+    try:
+        rendered = render_program(kernel.checked, problem.dtype, dims, target)
+    except AttnError as error:
+        return [target.name, "not possible"], None, [d.message() for d in error.diagnostics]
+    launch, remarks = rendered.launch, list(rendered.notes)
+    row = [
+        target.name, launch.family, str(launch.tiles.tile_q), str(launch.tiles.tile_kv),
+        str(launch.threads), f"{launch.shared_bytes / 1024:.1f} KiB",
+    ]  # fmt: skip
+    if with_compiler:
+        try:
+            row += _resources(rendered)
+        except AttnError as error:
+            remarks += [_short(diagnostic) for diagnostic in error.diagnostics]
+    return row, _schedule(rendered), remarks
 
 
 _COMPILED_HEADINGS: Final = ("registers", "stack", "spills")

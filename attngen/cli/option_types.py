@@ -16,7 +16,7 @@ else:
     ParamType = click.ParamType  # before click 8.5 it has no type argument
 
 __all__ = [
-    "ASSIGNMENT", "FILE_ASSIGNMENT", "HEAD_DIM", "LIST_ASSIGNMENT", "NAMES", "ROWS", "SHAPE",
+    "ASSIGNMENT", "FILE_ASSIGNMENT", "HEAD_DIM", "LIST_ASSIGNMENT", "Names", "ROWS", "SHAPE",
     "Scalar", "consts_option", "dtype_option", "head_dim_option", "schedule_option",
     "shape_option", "spec_argument", "unique",
 ]  # fmt: skip
@@ -118,7 +118,7 @@ class _Rows(ParamType):
 
 
 @final
-class _Names(ParamType):
+class Names(ParamType):
     """`sm_80,sm_90a`: words with commas between them, each once."""
 
     name = "NAME,…"
@@ -165,7 +165,6 @@ LIST_ASSIGNMENT: Final = _Assignment(is_list=True)
 FILE_ASSIGNMENT: Final = _FileAssignment()
 SHAPE: Final = _Shape()
 ROWS: Final = _Rows()
-NAMES: Final = _Names
 
 
 def unique(option: str, pairs: tuple[tuple[str, Any], ...]) -> dict[str, Any]:

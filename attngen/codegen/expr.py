@@ -19,7 +19,13 @@ from typing import Final, assert_never, final
 
 import numpy as np
 
-from attngen.analysis.ranges import INT32, Ranges, compile_time_ranges, infer_ranges
+from attngen.analysis.ranges import (
+    INT32,
+    Ranges,
+    compile_time_ranges,
+    infer_ranges,
+    range_of_work,
+)
 from attngen.ir.attention import Attention
 from attngen.ir.expr import (
     Binary,
@@ -281,7 +287,7 @@ class ExprPrinter:
         return _c_type(element.scalar, Interval(element.low, element.high))
 
     def _fitted(self, node: Expr, operands: list[Emitted]) -> list[Emitted]:
-        """Operands of one integer type, wide enough for themselves and for the result."""
+        """Operands of one integer type, wide enough for themselves and for what is computed."""
         integers = [o for o in operands if o.type in (CType.INT32, CType.INT64)]
         if len(integers) < len(operands) or not integers:
             return operands
@@ -315,7 +321,7 @@ class ExprPrinter:
         return Emitted(text, kind)
 
     def _fits32(self, node: Expr) -> bool:
-        return self._range(node).within(INT32.low, INT32.high)
+        return range_of_work(node, self._ranges).within(*INT32.ends)
 
     def _range(self, node: Expr) -> Interval:
         return self._ranges[id(node)]

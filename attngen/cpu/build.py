@@ -38,7 +38,7 @@ BUILD_LIMIT_S = 300.0  # zig builds parts of the C library the first time
 
 # Contraction off: the text says where a multiply and an add are one operation (ag_fma).
 # Aliasing off: kernels see one buffer as arrays of several types.
-# Sanitize: the header takes the place of the compiler's own library, so it is not linked.
+# Sanitize: the header takes the place of the compiler's own library, which is not linked.
 _COMPILE_FLAGS = (
     "-std=c++17",
     "-ffp-contract=off",
@@ -51,8 +51,8 @@ _COMPILE_FLAGS = (
     "-g0",  # zig would write down the folder
     "-DAG_HOST",
 )
-# A local variable that is read before it is set holds nonsense; not known to g++ before 12.
-_PATTERN_FLAG = "-ftrivial-auto-var-init=pattern"
+# g++ takes an array at the end of a struct for one that may go on behind it, unless told.
+_STRICT_BOUNDS = "-fsanitize=bounds-strict"
 _LINK_FLAGS = ("-shared", "-pthread")
 _SOURCE, _HEADER, _OBJECT, _LIBRARY = "kernel.cu", "host.h", "kernel.o", "kernel.so"
 _SEARCHED = ("g++", "clang++", "c++")
@@ -134,13 +134,13 @@ def _machine_flags() -> tuple[str, ...]:
 
 @lru_cache
 def _optional_flags(command: tuple[str, ...]) -> tuple[str, ...]:
-    """The flags that this compiler and this processor may do without."""
-    probe = [*command, _PATTERN_FLAG, "-fsyntax-only", "-x", "c++", "-"]
+    """The flags that not every compiler or processor knows."""
+    probe = [*command, _STRICT_BOUNDS, "-fsyntax-only", "-x", "c++", "-"]
     try:
         answer = subprocess.run(probe, input="", capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.SubprocessError):
         return _machine_flags()
-    return (*_machine_flags(), _PATTERN_FLAG) if answer.returncode == 0 else _machine_flags()
+    return (*_machine_flags(), _STRICT_BOUNDS) if answer.returncode == 0 else _machine_flags()
 
 
 def build_library(

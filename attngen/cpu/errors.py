@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from attngen.cpu.faults import Fault
@@ -18,7 +17,6 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
 class NoCppCompiler(Diagnostic):
     """Nothing that compiles C++17 was found, or the compiler that was asked for is not there."""
 
@@ -29,7 +27,6 @@ class NoCppCompiler(Diagnostic):
     tried: str
 
 
-@dataclass(frozen=True, slots=True)
 class CpuBuildFailed(Diagnostic):
     """The compiler did not accept the kernel's text, or could not be run to its end."""
 
@@ -41,7 +38,6 @@ class CpuBuildFailed(Diagnostic):
     lines: str
 
 
-@dataclass(frozen=True, slots=True)
 class CpuCacheUnusable(Diagnostic):
     """The folder for built kernels cannot be written."""
 
@@ -53,7 +49,6 @@ class CpuCacheUnusable(Diagnostic):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class CpuBuildTooSlow(Diagnostic):
     """The compiler did not end in time and was stopped."""
 
@@ -64,7 +59,6 @@ class CpuBuildTooSlow(Diagnostic):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
 class CpuRunFault(Diagnostic):
     """The host header saw the kernel do something that is wrong on a GPU too."""
 
@@ -77,7 +71,6 @@ class CpuRunFault(Diagnostic):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
 class CpuLaunchRefused(Diagnostic):
     """The launch does not fit the kernel: the caller and the kernel's text disagree."""
 

@@ -192,6 +192,9 @@ constexpr size_t kStackBytes = 256 << 10;
 // begins a few cache lines below its neighbour's start.
 constexpr size_t kStackStagger = 320, kStackStaggerSpan = 16 << 10;
 
+// So much of a stack is NaN at first: local arrays that are read before they are set.
+constexpr size_t kStackPoison = 4 << 10;
+
 // The stack pointer of a fiber that has not run: the switch will "return" into `entry`.
 inline void* first_stack_pointer(unsigned char* stack_end, void (*entry)()) {
     // `entry` starts as if it had been called: on x86-64 eight bytes below a multiple of 16, with
@@ -1001,8 +1004,9 @@ static void reset_block(Block& b, int index) {
         t.block_first = b.since;
         refresh_stamps(t);
         unsigned char* end = b.stacks + (i + 1) * kStackBytes;
-        t.stack_pointer =
-            first_stack_pointer(end - i * kStackStagger % kStackStaggerSpan, start_thread);
+        end -= i * kStackStagger % kStackStaggerSpan;
+        if (launch.is_checked) memset(end - kStackPoison, 0xff, kStackPoison);
+        t.stack_pointer = first_stack_pointer(end, start_thread);
     }
 }
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from attngen.diagnostics.diagnostic import AttnError, Diagnostic
 
 __all__ = ["InvalidModule", "require_valid"]
 
 
-@dataclass(frozen=True, slots=True)
 class InvalidModule(Diagnostic):
     code = "A901"
     title = "bug in attngen: {stage} left an invalid module behind: {violations}"

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from attngen.diagnostics.diagnostic import Diagnostic
 
 __all__ = ["LengthOutside", "ReadOutside"]
 
 
-@dataclass(frozen=True, slots=True)
 class ReadOutside(Diagnostic):
     code = "A661"
     title = "tensor `{tensor}` is read outside its shape {shape} at a pair that attends"
@@ -18,7 +15,6 @@ class ReadOutside(Diagnostic):
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class LengthOutside(Diagnostic):
     code = "A662"
     title = "`length` makes {name} {has} for one sequence; the buffer holds {limit}"

@@ -137,7 +137,9 @@ def check(
 
     Errors:  A2xx, and A40x, A451 in schedules; all that there are, in the order of the text.
     """
-    checker = _Checker(unit, dict(consts or {}), dtype, head_dim)
+    # NumPy's numbers are numbers too.
+    given = {n: v.item() if hasattr(v, "item") else v for n, v in (consts or {}).items()}
+    checker = _Checker(unit, given, dtype, head_dim)
     checked = checker.run()
     errors = checker.errors
     if errors:
@@ -289,6 +291,9 @@ class _Checker:
         self, name: str, value: Constant, wanted: ScalarType | None, span: Span
     ) -> Constant | None:
         found = expr_type(Const(value))
+        if found is _INT and not -(2**63) <= value < 2**63:
+            self.report(_too_large(span, int(value)))
+            return None
         if wanted is None or found is wanted:
             return value
         if found is _INT and wanted is _FLOAT:

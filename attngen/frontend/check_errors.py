@@ -3,7 +3,7 @@ by itself (A40x), and with the files that a text imports (A70x)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import final
 
 from attngen.diagnostics.diagnostic import Diagnostic, Note
@@ -66,7 +66,6 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
 class CheckDiagnostic(Diagnostic):
     """An error that may lie inside of a definition; `calls` leads there from the block."""
 
@@ -80,7 +79,6 @@ class CheckDiagnostic(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class UnknownName(CheckDiagnostic):
     """`kvv <= qpos`."""
 
@@ -94,7 +92,6 @@ class UnknownName(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class UnknownFunction(CheckDiagnostic):
     """`mask windw(4, 0)`."""
 
@@ -107,7 +104,6 @@ class UnknownFunction(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class DuplicateName(CheckDiagnostic):
     """Two declarations of one name."""
 
@@ -122,7 +118,6 @@ class DuplicateName(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class ReservedName(CheckDiagnostic):
     """`param kv : int`."""
 
@@ -136,7 +131,6 @@ class ReservedName(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class UsedTooEarly(CheckDiagnostic):
     """A let, or a const in another const, above its own line."""
 
@@ -153,7 +147,6 @@ class UsedTooEarly(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class HiddenHere(CheckDiagnostic):
     """An index, a size or `s` where its value does not exist: `kv` in a scale."""
 
@@ -168,7 +161,6 @@ class HiddenHere(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class ScoreInMask(CheckDiagnostic):
     """`mask s > 0`."""
 
@@ -180,7 +172,6 @@ class ScoreInMask(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class TensorWithoutIndex(CheckDiagnostic):
     """`doc == 3` for a tensor `doc`."""
 
@@ -193,7 +184,6 @@ class TensorWithoutIndex(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class NotATensor(CheckDiagnostic):
     """`W[b]` for a const `W`, `table = 3` for a parameter of type tensor."""
 
@@ -207,7 +197,6 @@ class NotATensor(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class NotCallable(CheckDiagnostic):
     """`W(3)` for a const `W`."""
 
@@ -224,7 +213,6 @@ class NotCallable(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class WrongType(CheckDiagnostic):
     """`causal + 1`, `doc[b, 0.5]`, `3 and x`."""
 
@@ -239,7 +227,6 @@ class WrongType(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class WrongIndexCount(CheckDiagnostic):
     """`doc[b]` for `int32[B, Skv]`."""
 
@@ -258,7 +245,6 @@ class WrongIndexCount(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class NegativeIndex(CheckDiagnostic):
     """`doc[b, -1]`."""
 
@@ -273,7 +259,6 @@ class NegativeIndex(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class DivisionByZero(CheckDiagnostic):
     """`q // 0`."""
 
@@ -283,7 +268,6 @@ class DivisionByZero(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class BadPower(CheckDiagnostic):
     """`x ** y`."""
 
@@ -297,7 +281,6 @@ class BadPower(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class NumberOutOfRange(CheckDiagnostic):
     """`2**64`, `1e39`."""
 
@@ -312,7 +295,6 @@ class NumberOutOfRange(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class NotConstant(CheckDiagnostic):
     """`head_dim w` for a param `w`."""
 
@@ -330,7 +312,6 @@ class NotConstant(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class WrongArgumentCount(CheckDiagnostic):
     """`min(1)`, `causal(1)`."""
 
@@ -344,7 +325,6 @@ class WrongArgumentCount(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class UnknownArgument(CheckDiagnostic):
     """`window(lft = 3, right = 0)`."""
 
@@ -359,7 +339,6 @@ class UnknownArgument(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class RepeatedArgument(CheckDiagnostic):
     """`window(1, left = 2)`."""
 
@@ -375,7 +354,6 @@ class RepeatedArgument(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class MissingArgument(CheckDiagnostic):
     """`window()`."""
 
@@ -388,7 +366,6 @@ class MissingArgument(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class RecursiveDefinition(CheckDiagnostic):
     """A definition that needs itself."""
 
@@ -400,7 +377,6 @@ class RecursiveDefinition(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class ExpansionTooLarge(CheckDiagnostic):
     """Definitions that call each other too often."""
 
@@ -412,7 +388,6 @@ class ExpansionTooLarge(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class ExpressionTooDeep(CheckDiagnostic):
     """Lets and definitions that nest too deeply."""
 
@@ -426,7 +401,6 @@ class ExpressionTooDeep(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class DuplicateStatement(CheckDiagnostic):
     """`scale 1.0` twice."""
 
@@ -441,7 +415,6 @@ class DuplicateStatement(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class UnknownType(CheckDiagnostic):
     """`param w : integer`."""
 
@@ -456,7 +429,6 @@ class UnknownType(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class UnknownElement(CheckDiagnostic):
     """`tensor doc : int23[B, Skv]`."""
 
@@ -470,7 +442,6 @@ class UnknownElement(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class UnknownDtype(CheckDiagnostic):
     """`dtype half`."""
 
@@ -484,7 +455,6 @@ class UnknownDtype(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class HeadDimOutOfRange(CheckDiagnostic):
     """`head_dim 512`."""
 
@@ -497,7 +467,6 @@ class HeadDimOutOfRange(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class HeadsNotDivisible(CheckDiagnostic):
     """`heads q = 6, kv = 4`."""
 
@@ -512,7 +481,6 @@ class HeadsNotDivisible(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class ConflictingValue(CheckDiagnostic):
     """A dtype or head dim that the block and the caller state differently."""
 
@@ -526,7 +494,6 @@ class ConflictingValue(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class ConstWithoutValue(CheckDiagnostic):
     """`const W : int` without -D W=…"""
 
@@ -539,7 +506,6 @@ class ConstWithoutValue(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class UnknownConst(CheckDiagnostic):
     """`-D V=4` for a block without a const `V`."""
 
@@ -553,7 +519,6 @@ class UnknownConst(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class UnsupportedRange(CheckDiagnostic):
     """`param w : int where w * w < 9`."""
 
@@ -566,7 +531,6 @@ class UnsupportedRange(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class EmptyRange(CheckDiagnostic):
     """`where 4 <= w < 4`."""
 
@@ -577,7 +541,6 @@ class EmptyRange(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class OutsideRange(CheckDiagnostic):
     """`param w : int = 0 where 1 <= w`."""
 
@@ -593,7 +556,6 @@ class OutsideRange(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class BadTensorSize(CheckDiagnostic):
     """`tensor t : float[B, skv]`, `float[w]` for a param `w`, `float[0]`."""
 
@@ -607,7 +569,6 @@ class BadTensorSize(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class OptionalSizeUnbound(CheckDiagnostic):
     """`tensor t : float[N?]` where nothing else says what `N` is."""
 
@@ -619,7 +580,6 @@ class OptionalSizeUnbound(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class UnknownWeights(CheckDiagnostic):
     """`weights sofmax`."""
 
@@ -633,7 +593,6 @@ class UnknownWeights(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class SigmoidWithout(CheckDiagnostic):
     """`weights sigmoid` with `output lse` or a sink."""
 
@@ -645,7 +604,6 @@ class SigmoidWithout(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class UnknownOutput(CheckDiagnostic):
     """`output o, lsee`."""
 
@@ -659,7 +617,6 @@ class UnknownOutput(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class WithoutOutput(CheckDiagnostic):
     """`output lse`."""
 
@@ -671,7 +628,6 @@ class WithoutOutput(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class NoAttention(CheckDiagnostic):
     """A file of definitions only."""
 
@@ -682,7 +638,6 @@ class NoAttention(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class SeveralAttentions(CheckDiagnostic):
     """Two blocks in one file."""
 
@@ -701,7 +656,6 @@ class SeveralAttentions(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class UnknownSetting(CheckDiagnostic):
     """`tiles q = 64, kv = 64`."""
 
@@ -715,7 +669,6 @@ class UnknownSetting(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class DuplicateSetting(CheckDiagnostic):
     """`warps` twice in one block."""
 
@@ -730,7 +683,6 @@ class DuplicateSetting(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class DuplicateSchedule(CheckDiagnostic):
     """Two blocks for one target."""
 
@@ -745,7 +697,6 @@ class DuplicateSchedule(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class WrongSetting(CheckDiagnostic):
     """`passes four`, `tile 64`, `loop q`."""
 
@@ -760,7 +711,6 @@ class WrongSetting(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class SettingOutOfRange(CheckDiagnostic):
     """`warps 64`."""
 
@@ -774,7 +724,6 @@ class SettingOutOfRange(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class SettingWithSigmoid(CheckDiagnostic):
     """`passes` or `normalize` where the weights are sigmoid."""
 
@@ -792,7 +741,6 @@ class SettingWithSigmoid(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class UnreadableFile(CheckDiagnostic):
     """An import, or a main file, that cannot be read."""
 
@@ -804,7 +752,6 @@ class UnreadableFile(CheckDiagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class ImportCycle(CheckDiagnostic):
     """Files that import each other, or a very long chain of imports."""
 

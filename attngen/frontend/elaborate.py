@@ -305,11 +305,13 @@ class Elaborator:
         """Check a definition that no expression has expanded, for arguments of any value."""
         if definition.name in self._expanded or self._gave_up:
             return
+        if not self._signature(definition):
+            return
         self._symbolic = True
-        names: dict[str, Binding] = {}
-        if self._signature(definition):
-            for p in definition.parameters:
-                names[p.name] = Failed() if p.type == "tensor" else _unknown_argument(p)
+        names: dict[str, Binding] = {
+            p.name: Failed() if p.type == "tensor" else _unknown_argument(p)
+            for p in definition.parameters
+        }
         where = Where("a definition", frozenset(), "")
         scope = Scope(names, where, ((definition.name, definition.name_span),))
         value = self.elaborate(definition.body, scope)
@@ -328,7 +330,7 @@ class Elaborator:
             notes = tuple(
                 Note(f"`{name}` is used here", at) for name, at in reversed(scope.expanding)
             )
-            diagnostic = replace(diagnostic, calls=(*diagnostic.calls, *notes))
+            diagnostic = diagnostic.replace(calls=(*diagnostic.calls, *notes))
         self.errors.append(diagnostic)
 
     def new_let(self, name: str, value: Expr, span: Span | None) -> Let:

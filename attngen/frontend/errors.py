@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import final
 
 from attngen.diagnostics.diagnostic import Diagnostic, Note
@@ -39,7 +38,6 @@ __all__ = [
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class EmptyProgram(Diagnostic):
     """A text of nothing but blanks."""
 
@@ -49,7 +47,6 @@ class EmptyProgram(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class OnlyComments(Diagnostic):
     """A text of nothing but comments."""
 
@@ -63,7 +60,6 @@ class OnlyComments(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class ExpectedOther(Diagnostic):
     """The general case: what stands here fits no rule of the language."""
 
@@ -81,7 +77,6 @@ class ExpectedOther(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class UnexpectedCharacter(Diagnostic):
     """A character that no token of the language has: `@`, a typographic minus."""
 
@@ -95,7 +90,6 @@ class UnexpectedCharacter(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class UnclosedString(Diagnostic):
     """`import "masks.attn` without the second quote."""
 
@@ -105,7 +99,6 @@ class UnclosedString(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class ForeignSyntax(Diagnostic):
     """What another language writes: `&&`, `True`, `a if c else b`."""
 
@@ -118,7 +111,6 @@ class ForeignSyntax(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class SingleEquals(Diagnostic):
     """`mask a = b`."""
 
@@ -130,7 +122,6 @@ class SingleEquals(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class ReservedWord(Diagnostic):
     """`param inf : float`."""
 
@@ -141,7 +132,6 @@ class ReservedWord(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class ReservedForLater(Diagnostic):
     """Syntax that is kept free for an extension that does not exist yet."""
 
@@ -154,7 +144,6 @@ class ReservedForLater(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class MalformedNumber(Diagnostic):
     """`0x1F`, `1.2.3`, `64k`, `007`."""
 
@@ -165,7 +154,6 @@ class MalformedNumber(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class NumberTooLarge(Diagnostic):
     """`1e999`."""
 
@@ -179,7 +167,6 @@ class NumberTooLarge(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class UnclosedBracket(Diagnostic):
     """A `(`, `[` or `{` whose partner is missing; the span is where it is missed."""
 
@@ -195,7 +182,6 @@ class UnclosedBracket(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class MismatchedBracket(Diagnostic):
     """`( ... ]`."""
 
@@ -212,7 +198,6 @@ class MismatchedBracket(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class UnopenedBracket(Diagnostic):
     """A `)`, `]` or `}` with nothing to close."""
 
@@ -230,7 +215,6 @@ def _opened_here(opening: Span | None) -> tuple[Note, ...]:
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class UnknownStatement(Diagnostic):
     """`wieghts softmax`."""
 
@@ -244,7 +228,6 @@ class UnknownStatement(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class MisplacedStatement(Diagnostic):
     """`mask` outside of every block, `tile` in an attention block."""
 
@@ -256,7 +239,6 @@ class MisplacedStatement(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class LateImport(Diagnostic):
     """`import` behind a definition or block."""
 
@@ -266,7 +248,6 @@ class LateImport(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class MissingName(Diagnostic):
     """`attention { ... }`, `let = 3`."""
 
@@ -280,7 +261,6 @@ class MissingName(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class MissingType(Diagnostic):
     """`param cap = 50.0`."""
 
@@ -294,7 +274,6 @@ class MissingType(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class MissingValue(Diagnostic):
     """`const W` with neither a value nor a type."""
 
@@ -306,7 +285,6 @@ class MissingValue(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class WrongArguments(Diagnostic):
     """`heads 32`, `length k = 5`, `weights softmax(3)`."""
 
@@ -319,7 +297,6 @@ class WrongArguments(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class WrongDimension(Diagnostic):
     """`tensor t : float[2.5]`."""
 
@@ -333,7 +310,6 @@ class WrongDimension(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class TooDeep(Diagnostic):
     """A sum of a thousand terms, or a function of a function of a function ..."""
 

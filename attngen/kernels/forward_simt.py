@@ -10,20 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, final
 
-from attngen import resources
-from attngen.codegen.arguments import C_ELEMENT, ArgumentLayout, layout_arguments
-from attngen.codegen.expr import ExprPrinter, float_literal
-from attngen.codegen.formulas import (
-    Formula,
-    LetFormula,
-    TensorRead,
-    formula,
-    let_formulas,
-    tensor_reads,
-)
-from attngen.codegen.render import render, template_digest
+from attngen.codegen.expr import ExprPrinter
+from attngen.codegen.forward_context import ForwardContext, forward_context, head_dims
+from attngen.codegen.render import render
 from attngen.ir.attention import Attention
-from attngen.ir.digest import digest_attention
 from attngen.ir.program import Launch, Node, Op, Program, Step, TileProgram, Workspace, walk
 from attngen.ir.schedule import LoopOrder, Normalize, Schedule
 from attngen.kernels.base import KernelFamily, SharedArray, total_bytes
@@ -59,37 +49,11 @@ _SHARED_USE: Final = SharedUse(
 
 @final
 @dataclass(frozen=True, slots=True)
-class Context:
+class Context(ForwardContext):
     """Every name that templates/forward_simt.cu.j2 and its macros use."""
 
-    name: str
-    kernel: str
-    template: str
-    template_digest: str
-    spec_digest: str
-    target: str
-    schedule: str
-    source_lines: tuple[str, ...]
-    device: str
-    element: str
-    weight_scale: str
-    tile_q: int
-    tile_kv: int
-    head_dim_qk: int
-    head_dim_v: int
     lanes: int
     shared: tuple[SharedArray, ...]
-    arguments: ArgumentLayout
-    is_checked: bool
-    tensors: tuple[TensorRead, ...]
-    lets: tuple[LetFormula, ...]
-    scale: Formula
-    score_lines: tuple[Formula, ...]
-    mask: Formula | None
-    sink: Formula | None
-    length_q: Formula | None
-    length_kv: Formula | None
-    running_max: bool
     normalized: bool
     rescales: bool
     raise_max: str
@@ -160,7 +124,7 @@ class ForwardSimt:
         return replace(complete, warps=_warps(complete))
 
     def shared_arrays(self, attention: Attention, schedule: Schedule) -> tuple[SharedArray, ...]:
-        qk, v = _head_dims(attention)
+        qk, v = head_dims(attention)
         tile_q, tile_kv = _tile_q(schedule), _tile_kv(schedule)
         shapes = (
             ("query", tile_q * (qk + 1), "[kTileQ][kRow]"),
@@ -200,7 +164,6 @@ class ForwardSimt:
     def context(self, program: Program, target: Target, *, is_checked: bool = False) -> Context:
         """Everything the template places; all decisions are made here."""
         attention, schedule, launch = program.attention, program.schedule, program.launches[0]
-        assert attention.dtype is not None
         printer = ExprPrinter(attention)
         state = attention.row_state
         per_thread = {"m": "state.m", "l": "state.l", "acc": "state.acc[i]", "s": "s[i]"}
@@ -208,38 +171,18 @@ class ForwardSimt:
         normalized = schedule.normalize is Normalize.EVERY_TILE and state.running_max
         output = state.output_of_normalized if normalized else state.output
         ops = {n.op.value for n in walk(launch.tiles.body) if isinstance(n, Step)}
-        qk, v = _head_dims(attention)
-        return Context(
-            name=attention.name,
-            kernel=launch.kernel,
-            template=_TEMPLATE,
-            template_digest=template_digest(*_TEMPLATES),
-            spec_digest=digest_attention(attention)[:16],
-            target=target.name,
+        shared = forward_context(
+            program,
+            target,
+            printer,
+            templates=_TEMPLATES,
             schedule=_describe(schedule),
-            source_lines=tuple(attention.source.splitlines()),
-            device=resources.template_source("common/device.cuh"),
-            element=C_ELEMENT[attention.dtype.name],
-            weight_scale=float_literal(attention.dtype.weight_scale),
-            tile_q=launch.tiles.tile_q,
-            tile_kv=launch.tiles.tile_kv,
-            head_dim_qk=qk,
-            head_dim_v=v,
+            is_checked=is_checked,
+        )
+        return Context(
+            **shared.values(),
             lanes=LANES,
             shared=self.shared_arrays(attention, schedule),
-            arguments=layout_arguments(attention, attention.dtype, is_checked=is_checked),
-            is_checked=is_checked,
-            tensors=tensor_reads(attention),
-            lets=let_formulas(attention, printer),
-            scale=formula(printer, attention.scale),
-            score_lines=tuple(formula(printer, e) for e in attention.scores),
-            mask=None if attention.mask is None else formula(printer, attention.mask),
-            sink=None if attention.sink is None else formula(printer, attention.sink),
-            length_q=None if attention.length_q is None else formula(printer, attention.length_q),
-            length_kv=None
-            if attention.length_kv is None
-            else formula(printer, attention.length_kv),
-            running_max=state.running_max,
             normalized=normalized,
             rescales="rescale_sum" in ops or "rescale_acc" in ops,
             raise_max=printer.print_row_formula(state.raise_max, {"m_old": "m_old", "m": "m"}),
@@ -265,12 +208,6 @@ def _tile_kv(schedule: Schedule) -> int:
 
 def _warps(schedule: Schedule) -> int:
     return _tile_q(schedule) * LANES // 32
-
-
-def _head_dims(attention: Attention) -> tuple[int, int]:
-    assert attention.head_dim_qk is not None, "specialise the attention first"
-    assert attention.head_dim_v is not None, "specialise the attention first"
-    return attention.head_dim_qk, attention.head_dim_v
 
 
 def _describe(schedule: Schedule) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import final
 
@@ -21,7 +20,6 @@ def closest(name: str, known: Iterable[str]) -> str | None:
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class MissingArgument(Diagnostic):
     """A tensor, param or const without a value."""
 
@@ -33,7 +31,6 @@ class MissingArgument(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class SurplusArgument(Diagnostic):
     """A tensor, param or const that the block does not declare."""
 
@@ -47,7 +44,6 @@ class SurplusArgument(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class WrongShape(Diagnostic):
     """q, k, v or a captured tensor; `expected` is written as the block writes it."""
 
@@ -60,7 +56,6 @@ class WrongShape(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class WrongElement(Diagnostic):
     """A captured tensor of another kind: integers for floats, numbers for truth values."""
 
@@ -73,7 +68,6 @@ class WrongElement(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class WrongValue(Diagnostic):
     """A number of the wrong type, or outside of its range."""
 
@@ -87,7 +81,6 @@ class WrongValue(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class WrongHeads(Diagnostic):
     """Query heads that cannot be shared out evenly."""
 
@@ -99,7 +92,6 @@ class WrongHeads(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class IndexOutside(Diagnostic):
     """A read outside of a captured tensor, at a pair that needs it."""
 
@@ -114,7 +106,6 @@ class IndexOutside(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class IntegerOverflow(Diagnostic):
     """Integers are mathematical, and end at 64 bits."""
 
@@ -125,7 +116,6 @@ class IntegerOverflow(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class LengthOutside(Diagnostic):
     """`length kv = kl[b]` with more keys than the buffer has."""
 
@@ -140,7 +130,6 @@ class LengthOutside(Diagnostic):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class Meaningless(Diagnostic):
     """An expression that the language gives no meaning; the checker finds these first."""
 

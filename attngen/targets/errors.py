@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from attngen.diagnostics.diagnostic import Diagnostic
 
 __all__ = ["NoTargetForGpu", "UnknownTarget"]
 
 
-@dataclass(frozen=True, slots=True)
 class UnknownTarget(Diagnostic):
     """A name that is no target of attngen."""
 
@@ -22,7 +19,6 @@ class UnknownTarget(Diagnostic):
     closest: str | None
 
 
-@dataclass(frozen=True, slots=True)
 class NoTargetForGpu(Diagnostic):
     """A GPU that no cubin of attngen runs on; there is no PTX to fall back to."""
 

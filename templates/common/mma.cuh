@@ -54,6 +54,9 @@ AG_DEVICE float ag_exp2_approx(float x) { float y; asm("ex2.approx.ftz.f32 %0, %
 // Relative error 2^-11.  (PTX ISA: tanh.approx.f32)
 AG_DEVICE float ag_tanh_approx(float x) { float y; asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 
+// The larger of two numbers; of a number and a NaN, the number.  (PTX ISA: max.f32)
+AG_DEVICE float ag_max_number(float a, float b) { float r; asm("max.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
+
 // One bit per lane: where the condition holds.  (PTX ISA: vote.sync.ballot)
 AG_DEVICE ag_u32 ag_ballot(bool condition) { return __ballot_sync(0xffffffffu, condition); }
 // Minimum and maximum of an int over the warp.  (PTX ISA: redux.sync)

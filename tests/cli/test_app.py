@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from attngen import __version__
@@ -150,6 +153,13 @@ def test_wrong_usage_for_tools() -> None:
     assert json.loads(result.err)["errors"][0]["code"] == "A710"
 
 
+def test_notes_do_not_disturb_tools(causal: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "in.npz", q=np.zeros(3), other=np.zeros(3))
+    arguments = ("run", causal, "--inputs", tmp_path / "in.npz")
+    assert run(*arguments).err.startswith("note: `other`")
+    assert json.loads(run(*arguments, "--json-errors").err)["errors"][0]["code"] == "A718"
+
+
 # ---- when attngen itself is wrong ------------------------------------------------------------
 
 
@@ -235,15 +245,32 @@ def test_colors_are_for_terminals(
     assert ("\x1b[" in said) == has_colors
 
 
-def _run_in_terminal(pty: object, arguments: list[str], environment: dict[str, str]) -> str:
-    import os
+def test_progress_is_for_terminals_and_for_what_takes_long() -> None:
+    pty = pytest.importorskip("pty", reason="pseudo-terminals exist on Unix only")
+    code = (
+        "import time; from attngen.cli import console; console.PROGRESS_AFTER_S = {after}\n"
+        "with console.progress('thinking') as shown: shown.update('still thinking'); time.sleep(1)"
+    )
+    assert "still thinking" in _spawn(pty, ["-c", code.format(after=0.01)], {})
+    assert _spawn(pty, ["-c", code.format(after=9)], {}) == ""
+    done = subprocess.run(
+        [sys.executable, "-c", code.format(after=0.01)], capture_output=True, check=True
+    )
+    assert done.stdout + done.stderr == b""
 
+
+def _run_in_terminal(pty: Any, arguments: list[str], environment: dict[str, str]) -> str:
+    return _spawn(pty, ["-m", "attngen", *arguments], environment)
+
+
+def _spawn(pty: Any, arguments: list[str], environment: dict[str, str]) -> str:
+    """What Python writes to a terminal."""
     keep = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "TERM")}
-    pid, terminal = pty.fork()  # type: ignore[attr-defined]
+    pid, terminal = pty.fork()
     if pid == 0:
         os.execve(
             sys.executable,
-            [sys.executable, "-m", "attngen", *arguments],
+            [sys.executable, *arguments],
             {**keep, "TERM": "xterm", **environment},
         )
     said = b""

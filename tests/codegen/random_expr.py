@@ -106,7 +106,7 @@ class Grower:
 
     draw: Callable[[st.SearchStrategy[Any]], Any]
     floats: bool = False
-    """Floats, and integers made of them, may occur."""
+    """Floats may occur, and integers made of them; then all integers stay small."""
     pool: list[Expr] = field(default_factory=list)
     lets: int = 0
 
@@ -132,6 +132,9 @@ class Grower:
         return tuple(self.grow(wanted, depth) for _ in range(self.draw(st.integers(least, most))))
 
     def int_leaf(self) -> Expr:
+        if self.floats:
+            small = (*INDEX_SYMBOLS, PARAM_SYMBOLS["tiny"])
+            return Const(self.draw(st.integers(-9, 9))) if self.chance(3) else self.one_of(small)
         if self.chance(3):
             number = self.one_of(EDGES) if self.chance(3) else self.draw(st.integers(-9, 9))
             return Const(number)
@@ -144,7 +147,8 @@ class Grower:
         kinds = ["arithmetic"] * 5 + ["divide"] * 3 + ["sign", "abs", "most", "clamp", "if", "load"]
         match self.one_of(kinds + ["floor"] * self.floats):
             case "arithmetic":
-                op = self.one_of((BinaryOp.ADD, BinaryOp.SUB, BinaryOp.MUL))
+                ops = (BinaryOp.ADD, BinaryOp.SUB, BinaryOp.MUL)
+                op = self.one_of(ops[:2] if self.floats else ops)
                 return Binary(op, self.grow(INT, below), self.grow(INT, below))
             case "divide":
                 op = self.one_of((BinaryOp.FLOORDIV, BinaryOp.MOD))
@@ -160,7 +164,8 @@ class Grower:
             case "if":
                 return self.a_choice(INT, below)
             case "floor":
-                return call("floor", self.grow(FLOAT, below))
+                number = call("floor", self.grow(FLOAT, below))
+                return call("clamp", number, Const(-1000), Const(1000))
             case _:
                 return self.a_load(INT, below)
 
@@ -193,7 +198,6 @@ class Grower:
                 return self.a_load(BOOL, below)
 
     def a_float(self, depth: int) -> Expr:
-        """No result is rounded for values of moderate size, so that every order is exact."""
         if not depth:
             leaves = (SCORE, PARAM_SYMBOLS["free"], PARAM_SYMBOLS["unit"])
             leaf: Expr = self.one_of(leaves)
@@ -203,7 +207,10 @@ class Grower:
         match self.one_of(kinds):
             case "arithmetic":
                 op = self.one_of((BinaryOp.ADD, BinaryOp.SUB, BinaryOp.MUL, BinaryOp.DIV))
-                return Binary(op, self.grow(FLOAT, below), self.grow(FLOAT, below))
+                left, right = self.grow(FLOAT, below), self.grow(FLOAT, below)
+                if op is BinaryOp.DIV:  # 1 / 0 would show the sign of a zero, which may differ
+                    right = Select(Compare(CompareOp.EQ, right, Const(0.0)), Const(3.0), right)
+                return Binary(op, left, right)
             case "sign":
                 return Negate(self.grow(FLOAT, below))
             case "abs":
@@ -229,7 +236,8 @@ class Grower:
         return Select(self.grow(BOOL, depth), self.grow(wanted, depth), self.grow(wanted, depth))
 
     def a_load(self, wanted: ScalarType, depth: int) -> Expr:
-        tensor = self.one_of([t for t in TENSORS if t.element.scalar is wanted])
+        small = [t for t in TENSORS if not self.floats or t.name in ("of_h", "seen", "value")]
+        tensor = self.one_of([t for t in small if t.element.scalar is wanted])
         b, h = INDEX_SYMBOLS[:2]
         if tensor.name == "of_b":
             return Load("of_b", (b,), INT)
@@ -244,13 +252,14 @@ def expressions(
     draw: st.DrawFn,
     wanted: Sequence[ScalarType],
     *,
+    least: int = 1,
     most: int = 6,
     depth: int = 4,
     floats: bool = False,
 ) -> list[Expr]:
     """Some expressions that share nodes."""
     grower = Grower(draw, floats)
-    kinds = draw(st.lists(st.sampled_from(wanted), min_size=1, max_size=most))
+    kinds = draw(st.lists(st.sampled_from(wanted), min_size=least, max_size=most))
     return [grower.grow(kind, draw(st.integers(1, depth))) for kind in kinds]
 
 

@@ -13,25 +13,41 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
+import attngen
 from attngen import targets
 from attngen.analysis.ranges import exceeding_int64, launch_ranges
 from attngen.backend.nvrtc import compile_cuda
+from attngen.codegen.expr import ExprPrinter
 from attngen.codegen.render import _environment
 from attngen.diagnostics.diagnostic import AttnError
-from attngen.ir.expr import Expr
+from attngen.ir.expr import (
+    Binary,
+    BinaryOp,
+    Compare,
+    CompareOp,
+    Const,
+    Expr,
+    Load,
+    Negate,
+    Role,
+    Symbol,
+)
+from attngen.ir.functions import call
 from attngen.ir.printer import print_expr
 from attngen.ir.schedule import Schedule
 from attngen.ir.semantics import evaluate
 from attngen.ir.types import FP32, ScalarType
 from attngen.kernels.forward_simt import FAMILY
 from attngen.passes.name_shared import name_shared
+from attngen.passes.pipeline import run_passes
 from attngen.passes.specialize import specialize
 from attngen.resources import template_source
 
-from .random_expr import DATA, EDGES, SIZES, TENSORS, exact, expressions, variant
+from .random_expr import DATA, EDGES, PARAM_SYMBOLS, SIZES, TENSORS, exact, expressions, variant
 
 SM_80 = targets.get("sm_80")
 
@@ -227,3 +243,127 @@ def plain(symbols: Mapping[str, Any]) -> dict[str, Any]:
 @settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
 def test_emitted_integers_mean_what_numpy_says(roots: list[Expr], given: list[Launch]) -> None:
     check(roots, given)
+
+
+def test_a_wrong_value_is_noticed() -> None:
+    """What the checks above rest on: one changed entry of a table fails to compile."""
+    launch = Launch(
+        (3, 5), {"any": 1, "size": 1, "tiny": 1, "flag": True, "free": 0.0, "unit": 0.0}
+    )
+    root = Compare(CompareOp.LE, *(Symbol(n, Role.INDEX, ScalarType.INT) for n in ("kv", "qpos")))
+    table = meaning(root, launch)
+    assert table is not None
+    table[7] = 1 - table[7]
+    with pytest.raises(AttnError, match="root_0_in_0"):
+        compile_cuda(
+            constexpr_text([root], [launch], [[table]]), name="x", target=SM_80, emit="ptx"
+        )
+
+
+# ---- widths ------------------------------------------------------------------------------
+
+SYMBOLS = {n: Symbol(n, Role.INDEX, ScalarType.INT) for n in ("q", "kv", "qpos")}
+SYMBOLS |= PARAM_SYMBOLS
+LARGE = [
+    Launch((2**31 - 1025, 2**31 - 1025), {**params, "flag": True, "free": 0.0, "unit": 0.0})
+    for params in (
+        {"any": 2**31, "size": 2**31 - 1, "tiny": 5},
+        {"any": -(2**31) - 1, "size": 1, "tiny": -5},
+        {"any": 2**62, "size": 2**31 - 1, "tiny": -1},
+        {"any": 0, "size": 0, "tiny": 0},
+    )
+]
+
+
+def of_names(text: str) -> Expr:
+    """A small expression, written in Python: `narrow(2) // q` reads a tensor, 7 is a constant."""
+    known: dict[str, Any] = {n: _Operand(e) for n, e in SYMBOLS.items()}
+    for tensor in ("narrow", "unsigned"):
+        known[tensor] = lambda i, t=tensor: _Operand(Load(t, (Const(i),), ScalarType.INT))
+    for name in ("abs", "min", "max", "clamp"):
+        known[name] = lambda *xs, f=name: _Operand(call(f, *(_operand(x) for x in xs)))
+    return _operand(eval(text, {"__builtins__": {}}, known))
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """An expression with Python's arithmetic."""
+
+    e: Expr
+
+    def _binary(self, op: BinaryOp, other: Any, *, turned: bool = False) -> _Operand:
+        left, right = (_operand(other), self.e) if turned else (self.e, _operand(other))
+        return _Operand(Binary(op, left, right))
+
+    def __add__(self, other: Any) -> _Operand:
+        return self._binary(BinaryOp.ADD, other)
+
+    def __sub__(self, other: Any) -> _Operand:
+        return self._binary(BinaryOp.SUB, other)
+
+    def __rsub__(self, other: Any) -> _Operand:
+        return self._binary(BinaryOp.SUB, other, turned=True)
+
+    def __mul__(self, other: Any) -> _Operand:
+        return self._binary(BinaryOp.MUL, other)
+
+    def __floordiv__(self, other: Any) -> _Operand:
+        return self._binary(BinaryOp.FLOORDIV, other)
+
+    def __mod__(self, other: Any) -> _Operand:
+        return self._binary(BinaryOp.MOD, other)
+
+    def __neg__(self) -> _Operand:
+        return _Operand(Negate(self.e))
+
+
+def _operand(x: Any) -> Expr:
+    return x.e if isinstance(x, _Operand) else Const(x)
+
+
+WIDE = [
+    "q + kv", "q * kv", "q * kv % 7", "q * kv // (q * kv)", "kv + size - size", "kv - any",
+    "-(0 - 2 - q - q)", "abs(narrow(4))", "-narrow(4)", "narrow(4) // -1", "narrow(4) % -1",
+    "narrow(0) + 1", "unsigned(0) + 1", "unsigned(0) - narrow(0)", "any // tiny", "kv % any",
+    "clamp(any, q, kv)", "min(any, q)", "max(q * 2, kv)", "tiny * size", "(q + 1) * (kv + 1) - q",
+    "narrow(4) % tiny", "narrow(4) - 1", "kv * 4 // 4", "(kv - qpos) * 2", "qpos - size - 2",
+]  # fmt: skip
+NARROW = ["kv - qpos", "qpos - kv", "kv - q", "kv % 7", "kv // size", "qpos % size", "q - kv"]
+NARROW += ["min(q, kv)", "abs(qpos)", "clamp(qpos, 0, kv)", "tiny * tiny", "q // -3"]
+
+
+@pytest.mark.parametrize("text", [*WIDE, *NARROW])
+def test_an_integer_has_the_bits_that_it_needs(text: str) -> None:
+    """Also a value that fits 32 bits may stand on one that does not."""
+    check([of_names(text)], LARGE)
+    e = name_shared(variant(of_names(text))).scores[0]
+    emitted = ExprPrinter(variant(e)).print(e)
+    words = [emitted.text, *(v.c_type for v in emitted.variables)]
+    assert any("ag_i64" in w for w in words) == (text in WIDE), words
+
+
+WINDOWS = [
+    ("mask causal", {}),
+    ("mask causal(top_left)", {}),
+    ("mask window(left = 127)", {}),
+    ("const W = 2**31 - 1\nmask window(left = W - 1, right = 0)", {}),
+    ("param W : int where 1 <= W < 2**31\nmask window(left = W - 1)", {}),
+    ("param W : int where 1 <= W < 2**31\nmask q - kv < W and kv - q <= W", {}),
+    ("param W : int where 1 <= W < 2**31\nmask 0 <= qpos - kv < W", {}),
+    ("param W : int where 1 <= W < 2**31\nmask kv - qpos > -W", {}),
+    ("tensor doc : int32[B, Skv]\nmask document(doc) and causal", {}),
+    ("mask chunked(64) and causal", {}),
+    ("mask window(left = 254) and dilated(2)", {}),
+    ("tensor p : int32[B]\nmask prefix(p[b])", {}),
+]
+
+
+@pytest.mark.parametrize(("body", "consts"), WINDOWS)
+def test_masks_of_every_day_need_32_bits(body: str, consts: Mapping[str, int]) -> None:
+    kernel = attngen.compile_text(f"attention a {{\n{body}\n}}\n", consts=consts)
+    attention = run_passes(specialize(kernel.attention, FP32, 8, 8))
+    assert attention.mask is not None
+    body_of_mask = ExprPrinter(attention).print(attention.mask)
+    for variable in body_of_mask.variables:
+        assert variable.c_type in ("int", "bool")
+    assert "ag_i64" not in body_of_mask.text

@@ -6,7 +6,6 @@ import json
 import pickle
 import textwrap
 import unicodedata
-from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
@@ -17,7 +16,6 @@ from attngen.diagnostics.render import render_plain, render_rich, to_json
 from attngen.diagnostics.span import Source, Span
 
 
-@dataclass(frozen=True, slots=True)
 class Escaped(Diagnostic):
     code = "Z101"
     title = "the {animal} has escaped"

@@ -38,7 +38,6 @@ _OPTIONS = re.compile(r"# attngen check (.*)\n")
 @cache
 def error_classes() -> tuple[type[Diagnostic], ...]:
     """Every class of the package that has a code, by code."""
-    assert attngen.reference  # loaded first, else the submodule of this name would hide it
     found: list[type[Diagnostic]] = []
     for entry in pkgutil.walk_packages(attngen.__path__, "attngen."):
         if entry.name.endswith("__main__"):
@@ -80,6 +79,7 @@ def _prelude() -> str:
     return found
 
 
+assert attngen.reference  # loaded first, else the submodule of this name would hide it
 SECTIONS = sections()
 _PRELUDE = _prelude()
 by_code = pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.code)

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 import attngen
+from attngen.kernels import all_families
+from attngen.targets import all_targets
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -94,6 +96,16 @@ def test_python_runs(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         exec(compile(code, str(README), "exec"), {})
+
+
+def test_what_exists_and_what_is_planned() -> None:
+    """A kernel family that was planned and now exists moves up."""
+    section = README.read_text("utf-8").split("## What exists")[1].split("\n## ")[0]
+    today, planned = section.split("Planned")
+    for name in all_families():
+        assert f"`{name}`" in today
+        assert f"`{name}`" not in planned
+    assert all(target.name in today for target in all_targets())
 
 
 def test_make_has_the_commands() -> None:

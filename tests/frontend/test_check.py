@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from attngen.diagnostics.diagnostic import AttnError
@@ -548,3 +549,17 @@ def test_digests_tell_variants_apart() -> None:
     digests = [digest_attention(checked(text).attention) for text in texts]
     assert len(set(digests)) == len(texts)
     assert all(len(digest) == 64 for digest in digests)
+
+
+def test_consts_may_be_numbers_of_numpy() -> None:
+    given = {"W": np.int64(9), "x": np.float32(0.5), "on": np.bool_(True)}
+    body = "const W = 1\nconst x = 2.0\nconst on = false\nmask kv < W and on\nscore s * x"
+    a = checked(body, consts=given).attention
+    assert "const     W = 9" in a.source
+    assert print_expr(a.scores[0]) == "s * 0.5"
+
+
+def test_a_const_beyond_64_bits() -> None:
+    with pytest.raises(AttnError) as caught:
+        checked("const W = 1\nmask kv < W", consts={"W": 2**63})
+    assert [d.code for d in caught.value.diagnostics] == ["A216"]

@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tiny_kernel import ARGUMENT_BYTES, KERNEL, PRELUDE, STATIC_SHARED_BYTES, compile_tiny
+from tests.toolchain.tiny_kernel import ARGUMENT_BYTES, KERNEL, PRELUDE, STATIC_SHARED_BYTES, compile_tiny
 
 from attngen import targets
 from attngen.backend.cubin import KernelParam, read_resources

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_cuda import FakeCompiler
+from tests.toolchain.fake_cuda import FakeCompiler
 
 from attngen import targets
 from attngen.backend import cache

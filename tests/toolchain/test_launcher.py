@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_cuda import FakeDriver
-from tiny_kernel import ARGUMENT_BYTES, KERNEL, STATIC_SHARED_BYTES, compile_tiny
+from tests.toolchain.fake_cuda import FakeDriver
+from tests.toolchain.tiny_kernel import ARGUMENT_BYTES, KERNEL, STATIC_SHARED_BYTES, compile_tiny
 
 from attngen import targets
 from attngen.backend import launch as launch_module

@@ -6,8 +6,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from fake_cuda import FakeCompiler
-from tiny_kernel import KERNEL, PRELUDE, SOURCE
+from tests.toolchain.fake_cuda import FakeCompiler
+from tests.toolchain.tiny_kernel import KERNEL, PRELUDE, SOURCE
 
 from attngen import targets
 from attngen.backend import nvrtc

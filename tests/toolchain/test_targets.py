@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from fake_cuda import FakeCompiler
+from tests.toolchain.fake_cuda import FakeCompiler
 
 from attngen import targets
 from attngen.backend.nvrtc import compile_cuda, select_target

@@ -16,8 +16,8 @@ constexpr int kTile = 64, kDim = 64, kPitch = kDim + 1, kThreads = 256, kPer = 4
 AG_DEVICE void load_tile(ag_shared<float> tile, const float* matrix, int first, int count) {
     for (int i = ag_thread(); i < kTile * kDim; i += kThreads) {
         int row = i / kDim, column = i % kDim;
-        bool inside = first + row < count;
-        tile[row * kPitch + column] = inside ? ag_load(matrix + (first + row) * kDim + column) : 0.0f;
+        const float* place = matrix + (first + row) * kDim + column;
+        tile[row * kPitch + column] = first + row < count ? ag_load(place) : 0.0f;
     }
 }
 
@@ -107,7 +107,8 @@ AG_KERNEL(kThreads, attention, AttentionArgs) {
             for (int j = 0; j < kPer; ++j)
                 ag_store(args.out + (head * args.rows + row) * kDim + tx + j * kSide,
                          acc[i][j] / row_sum[i]);
-            if (tx == 0) ag_store(args.lse + head * args.rows + row, row_max[i] + ag_log(row_sum[i]));
+            float lse = row_max[i] + ag_log(row_sum[i]);
+            if (tx == 0) ag_store(args.lse + head * args.rows + row, lse);
         }
     }
 }

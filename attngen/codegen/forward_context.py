@@ -1,0 +1,120 @@
+"""What every forward template takes: the header, sizes, and the `attention` block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from attngen import resources
+from attngen.codegen.arguments import C_ELEMENT, ArgumentLayout, layout_arguments
+from attngen.codegen.expr import ExprPrinter, float_literal
+from attngen.codegen.formulas import (
+    Formula,
+    LetFormula,
+    TensorRead,
+    formula,
+    let_formulas,
+    tensor_reads,
+)
+from attngen.codegen.render import template_digest
+from attngen.ir.attention import Attention
+from attngen.ir.digest import digest_attention
+from attngen.ir.expr import Expr
+from attngen.ir.program import Program
+from attngen.targets.base import Target
+
+__all__ = ["ForwardContext", "forward_context", "head_dims"]
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardContext:
+    """The names that templates/common/attention.cu.j2 uses, and those that every kernel shares."""
+
+    name: str
+    kernel: str
+    template: str
+    template_digest: str
+    spec_digest: str
+    target: str
+    schedule: str
+    source_lines: tuple[str, ...]
+    device: str
+    element: str
+    weight_scale: str
+    tile_q: int
+    tile_kv: int
+    head_dim_qk: int
+    head_dim_v: int
+    arguments: ArgumentLayout
+    is_checked: bool
+    tensors: tuple[TensorRead, ...]
+    lets: tuple[LetFormula, ...]
+    scale: Formula
+    score_lines: tuple[Formula, ...]
+    mask: Formula | None
+    sink: Formula | None
+    length_q: Formula | None
+    length_kv: Formula | None
+    running_max: bool
+
+    def values(self) -> dict[str, Any]:
+        """These fields by name, for the context of a family that has more of them."""
+        return {f.name: getattr(self, f.name) for f in fields(ForwardContext)}
+
+
+def forward_context(
+    program: Program,
+    target: Target,
+    printer: ExprPrinter,
+    *,
+    templates: tuple[str, ...],
+    schedule: str,
+    is_checked: bool,
+) -> ForwardContext:
+    """The shared part of a context.
+
+    templates:  the files that the text comes from, the family's own template first.
+    schedule:   the complete schedule in the words of the header.
+    """
+    attention, launch = program.attention, program.launches[0]
+    assert attention.dtype is not None
+    qk, v = head_dims(attention)
+
+    def optional(e: Expr | None) -> Formula | None:
+        return None if e is None else formula(printer, e)
+
+    return ForwardContext(
+        name=attention.name,
+        kernel=launch.kernel,
+        template=templates[0],
+        template_digest=template_digest(*templates),
+        spec_digest=digest_attention(attention)[:16],
+        target=target.name,
+        schedule=schedule,
+        source_lines=tuple(attention.source.splitlines()),
+        device=resources.template_source("common/device.cuh"),
+        element=C_ELEMENT[attention.dtype.name],
+        weight_scale=float_literal(attention.dtype.weight_scale),
+        tile_q=launch.tiles.tile_q,
+        tile_kv=launch.tiles.tile_kv,
+        head_dim_qk=qk,
+        head_dim_v=v,
+        arguments=layout_arguments(attention, attention.dtype, is_checked=is_checked),
+        is_checked=is_checked,
+        tensors=tensor_reads(attention),
+        lets=let_formulas(attention, printer),
+        scale=formula(printer, attention.scale),
+        score_lines=tuple(formula(printer, e) for e in attention.scores),
+        mask=optional(attention.mask),
+        sink=optional(attention.sink),
+        length_q=optional(attention.length_q),
+        length_kv=optional(attention.length_kv),
+        running_max=attention.row_state.running_max,
+    )
+
+
+def head_dims(attention: Attention) -> tuple[int, int]:
+    """(Dqk, Dv) of a specialised variant."""
+    assert attention.head_dim_qk is not None, "specialise the attention first"
+    assert attention.head_dim_v is not None, "specialise the attention first"
+    return attention.head_dim_qk, attention.head_dim_v

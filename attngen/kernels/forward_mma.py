@@ -1,0 +1,367 @@
+"""forward_mma: fp16 and bf16 on the tensor cores of every GPU since sm_80, FlashAttention-2's way.
+
+One block per (batch, head, query tile).  Each warp owns 16 or 32 rows and keeps their scores,
+weights and row state in registers; q, k and v lie in shared memory, where keys and values
+arrive by asynchronous copies while the tile before them is worked on.
+
+Source: Dao, "FlashAttention-2", 2023.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Protocol, final
+
+from attngen import resources
+from attngen.analysis.ranges import compile_time_ranges, infer_ranges
+from attngen.codegen.expr import ExprPrinter, float_literal
+from attngen.codegen.forward_context import ForwardContext, forward_context, head_dims
+from attngen.codegen.render import render
+from attngen.codegen.tiles import TileFormulas, tile_formulas
+from attngen.ir.attention import Attention
+from attngen.ir.program import Launch, Program, TileProgram
+from attngen.ir.schedule import LoopOrder, Normalize, Passes, Schedule
+from attngen.kernels.base import KernelFamily, SharedArray, total_bytes
+from attngen.passes.loop_nest import build_loop_nest
+from attngen.targets.base import Feature, Target
+
+__all__ = ["FAMILY", "Context", "ForwardMma", "is_aligned"]
+
+LARGEST_HEAD_DIM: Final = 256
+_COPY_BYTES: Final = 16
+_ELEMENT: Final = 2
+_SECTION_BYTES: Final = 24 << 20
+_TEMPLATE: Final = "forward_mma.cu.j2"
+_TEMPLATES: Final = (
+    _TEMPLATE,
+    "common/attention.cu.j2",
+    "common/tiles.cu.j2",
+    "common/device.cuh",
+    "common/mma.cuh",
+)
+_FEATURES: Final = (Feature.CP_ASYNC, Feature.LDMATRIX, Feature.BF16_MMA)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Context(ForwardContext):
+    """Every name that templates/forward_mma.cu.j2 and its macros use."""
+
+    mma: str
+    tiles: TileFormulas
+    shared: tuple[SharedArray, ...]
+    warps: int
+    stages: int
+    width_qk: int
+    width_v: int
+    query_in_registers: bool
+    is_aligned: bool
+    folds_scale: bool
+    section_bytes: int
+    weight_exponent: str
+    unscale_weights: str
+    weight: str
+    output: str
+    lse: str
+
+
+class Strided(Protocol):
+    """An array in memory; strides count elements."""
+
+    @property
+    def pointer(self) -> int: ...
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+    @property
+    def strides(self) -> Sequence[int]: ...
+
+
+def is_aligned(*operands: Strided) -> bool:
+    """Whether rows of q, k and v can be copied 16 bytes at a time.
+
+    Operands are [B, H, tokens, D] of a 16-bit type.
+    """
+    return all(
+        array.pointer % _COPY_BYTES == 0
+        and (array.shape[-1] == 1 or array.strides[-1] == 1)
+        and all(
+            size <= 1 or stride * _ELEMENT % _COPY_BYTES == 0
+            for size, stride in zip(array.shape[:-1], array.strides[:-1], strict=True)
+        )
+        for array in operands
+    )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """One choice of rows, keys, warps and stages."""
+
+    q: int
+    kv: int
+    warps: int
+    stages: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ForwardMma:
+    name: str = "forward_mma"
+    templates: tuple[str, ...] = _TEMPLATES
+
+    def reasons_against(
+        self, attention: Attention, schedule: Schedule, target: Target
+    ) -> tuple[str, ...]:
+        reasons = [*_problem_reasons(attention, target), *_schedule_reasons(attention, schedule)]
+        if not reasons:
+            reasons += self._resource_reasons(attention, schedule, target)
+        return tuple(reasons)
+
+    def _resource_reasons(
+        self, attention: Attention, schedule: Schedule, target: Target
+    ) -> list[str]:
+        complete = self.complete(attention, schedule, target)
+        tile = _tile(complete)
+        reasons = []
+        if tile.q not in (16 * tile.warps, 32 * tile.warps):
+            reasons.append(
+                f"{tile.warps} warps of 16 or 32 rows are not a query tile of {tile.q} rows"
+            )
+            return reasons
+        arrays = self.shared_arrays(attention, complete)
+        if total_bytes(arrays) > target.shared_bytes_per_block:
+            parts = " + ".join(f"{a.name} {a.bytes / 1024:.1f} KiB" for a in arrays)
+            reasons.append(
+                f"shared memory: {parts} = {total_bytes(arrays) / 1024:.1f} KiB; {target.name}"
+                f" allows {target.shared_bytes_per_block / 1024:.0f} KiB per block"
+            )
+        if _registers(attention, tile) > target.registers_per_thread:
+            reasons.append(
+                f"a warp's {tile.q // tile.warps} rows and {tile.kv} keys need about"
+                f" {_registers(attention, tile)} registers a thread; {target.name} has"
+                f" {target.registers_per_thread}"
+            )
+        return reasons
+
+    def complete(self, attention: Attention, schedule: Schedule, target: Target) -> Schedule:
+        """The first default tile that fits the target and agrees with what the schedule says."""
+        defaults = _defaults(attention)
+        for tile in defaults:
+            complete = _completed(schedule, tile)
+            arrays = self.shared_arrays(attention, complete)
+            if total_bytes(arrays) <= target.shared_bytes_per_block and _registers(
+                attention, _tile(complete)
+            ) <= target.registers_per_thread:
+                return complete
+        return _completed(schedule, defaults[-1])
+
+    def shared_arrays(self, attention: Attention, schedule: Schedule) -> tuple[SharedArray, ...]:
+        """Rows of whole 16-byte chunks; at the end the output takes the place of all of them."""
+        tile = _tile(schedule)
+        width_qk, width_v = _widths(attention)
+        stages = "" if tile.stages == 1 else f"[{tile.stages}]"
+        arrays = [
+            ["query", tile.q * width_qk, "[kTileQ][kWidthQk], and the output at the end"],
+            ["key", tile.stages * tile.kv * width_qk, f"{stages}[kTileKv][kWidthQk]"],
+            ["value", tile.stages * tile.kv * width_v, f"{stages}[kTileKv][kWidthV]"],
+        ]
+        arrays[0][1] = max(tile.q * width_qk, tile.q * width_v - arrays[1][1] - arrays[2][1])
+        placed, offset = [], 0
+        for name, count, shape in arrays:
+            placed.append(SharedArray(name, offset, count, count * _ELEMENT, shape))
+            offset += count * _ELEMENT
+        return tuple(placed)
+
+    def lower(self, attention: Attention, schedule: Schedule) -> Program:
+        tile = _tile(schedule)
+        launch = Launch(
+            kernel=f"{attention.name}_forward",
+            family=self.name,
+            tiles=TileProgram(tile.q, tile.kv, build_loop_nest(attention.row_state, schedule)),
+            threads=32 * tile.warps,
+            shared_bytes=total_bytes(self.shared_arrays(attention, schedule)),
+            workspaces=(),
+        )
+        return Program(attention, schedule, (launch,))
+
+    def render(
+        self,
+        program: Program,
+        target: Target,
+        *,
+        is_checked: bool = False,
+        is_aligned: bool = True,
+    ) -> str:
+        """The CUDA text; without `is_aligned` it takes q, k and v at any address and stride."""
+        context = self.context(program, target, is_checked=is_checked, is_aligned=is_aligned)
+        return render(_TEMPLATE, context, name=context.name)
+
+    def context(
+        self,
+        program: Program,
+        target: Target,
+        *,
+        is_checked: bool = False,
+        is_aligned: bool = True,
+    ) -> Context:
+        """Everything the template places; all decisions are made here."""
+        attention, schedule = program.attention, program.schedule
+        assert attention.dtype is not None
+        tile, state = _tile(schedule), attention.row_state
+        printer = ExprPrinter(attention)
+        names = {"m": "m", "l": "l", "acc": "1.0f", "sink": "sink", "s": "s[i][j][e]"}
+        width_qk, width_v = _widths(attention)
+        shared = forward_context(
+            program,
+            target,
+            printer,
+            templates=_TEMPLATES,
+            schedule=_describe(schedule),
+            is_checked=is_checked,
+        )
+        return Context(
+            **shared.values(),
+            mma=resources.template_source("common/mma.cuh"),
+            tiles=tile_formulas(attention),
+            shared=self.shared_arrays(attention, schedule),
+            warps=tile.warps,
+            stages=tile.stages,
+            width_qk=width_qk,
+            width_v=width_v,
+            query_in_registers=_query_in_registers(attention, tile),
+            is_aligned=is_aligned,
+            folds_scale=_folds_scale(attention),
+            section_bytes=_SECTION_BYTES,
+            weight_exponent=float_literal(math.log2(attention.dtype.weight_scale)),
+            unscale_weights=float_literal(1.0 / attention.dtype.weight_scale),
+            weight=printer.print_row_formula(state.weight, names),
+            output=printer.print_row_formula(state.output, names),
+            lse="" if state.lse is None else printer.print_row_formula(state.lse, names),
+        )
+
+
+# ---- what it takes -------------------------------------------------------------------------
+
+
+def _problem_reasons(attention: Attention, target: Target) -> list[str]:
+    reasons = []
+    missing = [f.name.lower() for f in _FEATURES if f not in target.features]
+    if missing:
+        reasons.append(f"{target.name} has no {', '.join(missing)}")
+    if attention.dtype is None or attention.dtype.bytes != _ELEMENT:
+        found = "an open dtype" if attention.dtype is None else attention.dtype.name
+        reasons.append(f"tensor cores multiply fp16 or bf16 here, not {found}")
+    for dim in head_dims(attention):
+        if dim % 8 or dim > LARGEST_HEAD_DIM:
+            reasons.append(
+                f"head dims are multiples of 8 up to {LARGEST_HEAD_DIM}, which {dim} is not"
+            )
+    return reasons
+
+
+def _schedule_reasons(attention: Attention, schedule: Schedule) -> list[str]:
+    reasons = []
+    if schedule.loop is not LoopOrder.Q_KV:
+        reasons.append("its query tiles are outside: `loop q, kv`")
+    if attention.row_state.running_max and schedule.passes is not Passes.FUSED:
+        reasons.append("it walks the keys once: `passes fused`")
+    if attention.row_state.running_max and schedule.normalize is not Normalize.LAST:
+        reasons.append("it divides at the end: `normalize last`")
+    if schedule.splits not in (None, 1):
+        reasons.append("it does not split keys over blocks")
+    if schedule.stages not in (None, 1, 2):
+        reasons.append("`stages` is 1 or 2")
+    if schedule.tile_q is not None and schedule.tile_q not in (16, 32, 64, 128, 256):
+        reasons.append(f"`tile q` is a power of 2 from 16 to 256, not {schedule.tile_q}")
+    if schedule.tile_kv is not None and (schedule.tile_kv % 16 or schedule.tile_kv > 256):
+        reasons.append(f"`tile kv` is a multiple of 16 up to 256, not {schedule.tile_kv}")
+    if schedule.warps not in (None, 1, 2, 4, 8):
+        reasons.append("`warps` is 1, 2, 4 or 8")
+    return reasons
+
+
+# ---- tiles ---------------------------------------------------------------------------------
+
+
+def _defaults(attention: Attention) -> tuple[_Tile, ...]:
+    """Tiles for the head dims, those for much shared memory first."""
+    largest = max(_widths(attention))
+    if largest <= 64:
+        return (_Tile(128, 64, 4, 2),)
+    if largest <= 128:
+        return (_Tile(128, 64, 4, 2), _Tile(128, 32, 4, 2))
+    return (_Tile(128, 64, 8, 2), _Tile(64, 32, 4, 2))
+
+
+def _completed(schedule: Schedule, tile: _Tile) -> Schedule:
+    tile_q = schedule.tile_q or tile.q
+    warps = schedule.warps
+    if warps is None:
+        rows = 32 if tile.q // tile.warps == 32 and tile_q % 32 == 0 else 16
+        warps = max(1, tile_q // rows)
+    return replace(
+        schedule,
+        kernel="forward_mma",
+        tile_q=tile_q,
+        tile_kv=schedule.tile_kv or tile.kv,
+        stages=schedule.stages or tile.stages,
+        warps=warps,
+        splits=1,
+    )
+
+
+def _tile(schedule: Schedule) -> _Tile:
+    q, kv, warps, stages = schedule.tile_q, schedule.tile_kv, schedule.warps, schedule.stages
+    assert q and kv and warps and stages, "complete the schedule first"
+    return _Tile(q, kv, warps, stages)
+
+
+def _widths(attention: Attention) -> tuple[int, int]:
+    """Columns of q and k, and of v, in shared memory: matrix products take 16 at a time."""
+    qk, v = head_dims(attention)
+    return -(-qk // 16) * 16, -(-v // 16) * 16
+
+
+_OTHER_REGISTERS: Final = 60
+"""Operands of the products on their way, row state, addresses and counters."""
+
+
+def _registers(attention: Attention, tile: _Tile) -> int:
+    """About how many registers a thread needs: its scores and its part of the output."""
+    _, width_v = _widths(attention)
+    rows = tile.q // tile.warps
+    return rows * (tile.kv + width_v) // 32 + _OTHER_REGISTERS
+
+
+def _query_in_registers(attention: Attention, tile: _Tile) -> bool:
+    """Whether the query stays in registers, too, and is read from shared memory once."""
+    width_qk, _ = _widths(attention)
+    rows = tile.q // tile.warps
+    return _registers(attention, tile) + rows * width_qk // 64 <= 224
+
+
+def _folds_scale(attention: Attention) -> bool:
+    """Whether exp2 can take the scale: there is nothing between, and no order is turned round."""
+    if attention.scores or not attention.row_state.running_max:
+        return False
+    symbols = compile_time_ranges(attention)
+    found = infer_ranges((attention.scale,), symbols, attention)[id(attention.scale)]
+    return not found.nan and found.low > 0 and found.high < math.inf
+
+
+def _describe(schedule: Schedule) -> str:
+    return (
+        f"loop {schedule.loop.value}; passes {schedule.passes.value}; normalize"
+        f" {schedule.normalize.value}; tile q = {schedule.tile_q}, kv = {schedule.tile_kv};"
+        f" stages {schedule.stages}; warps {schedule.warps}"
+    )
+
+
+FAMILY: Final = ForwardMma()
+
+if TYPE_CHECKING:
+    _: KernelFamily = FAMILY
