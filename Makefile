@@ -20,7 +20,7 @@ $(VENV)/ready: pyproject.toml
 
 demo: $(VENV)/ready  ## From a mask in a text file to CUDA, run and proved on this machine
 	$(BIN)/attngen explain examples/gemma2_local.attn
-	$(BIN)/attngen compile examples/gemma2_local.attn --dtype bf16 --head-dim 64 --arch sm_80,sm_90a -o build/demo
+	$(BIN)/attngen compile examples/gemma2_local.attn --arch sm_80,sm_90a -o build/demo
 	$(BIN)/attngen run examples/gemma2_local.attn --device cpu
 
 test: $(VENV)/ready lint types  ## Everything that needs no GPU

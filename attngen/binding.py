@@ -14,7 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias, TypeGuard, final
 
-from attngen.analysis.ranges import exceeding_int64, infer_ranges, launch_ranges
+from attngen.analysis.ranges import (
+    exceeding_int64,
+    infer_ranges,
+    launch_ranges,
+    range_of_work,
+)
 from attngen.backend.device import ITEM_BYTES, ArrayView
 from attngen.binding_errors import (
     DtypeMismatch,
@@ -355,7 +360,7 @@ def _check_integers(
     """No integer of this call leaves 64 bits."""
     ranges = launch_ranges(attention, sizes, params)
     for node in exceeding_int64(attention, ranges):
-        found = infer_ranges((node,), ranges, attention)[id(node)]
+        found = range_of_work(node, infer_ranges((node,), ranges, attention))
         worst = max(found.low, found.high, key=abs)
         raise AttnError(IntegerTooLarge(node.span, str(worst)))
 

@@ -26,7 +26,7 @@ from attngen.ir.program import Launch, Program, TileProgram
 from attngen.ir.schedule import Schedule
 from attngen.ir.types import Element
 from attngen.ir.verify import verify_program
-from attngen.kernels import FALLBACK, all_families
+from attngen.kernels import FALLBACK, NAMED_ONLY, all_families
 from attngen.kernels.base import KernelFamily
 from attngen.passes.loop_nest import build_loop_nest
 from attngen.passes.pipeline import Observer, run_passes
@@ -104,7 +104,8 @@ def choose_family(
             raise AttnError(FamilyRefuses(None, named.name, target.name, "; ".join(reasons)))
         return named, named.complete(attention, schedule, target), ()
     notes: list[str] = []
-    for family in (*(f for n, f in families.items() if n != FALLBACK), families[FALLBACK]):
+    faster = (f for n, f in families.items() if n not in (FALLBACK, *NAMED_ONLY))
+    for family in (*faster, families[FALLBACK]):
         reasons = family.reasons_against(attention, schedule, target)
         if not reasons:
             return family, family.complete(attention, schedule, target), tuple(notes)

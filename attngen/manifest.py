@@ -29,8 +29,7 @@ from attngen.compiler import Rendered
 from attngen.diagnostics.internal import require_valid
 from attngen.ir.attention import Attention, Param, Tensor
 from attngen.ir.digest import digest_attention
-from attngen.ir.program import Launch, Workspace
-from attngen.ir.schedule import LoopOrder
+from attngen.ir.program import Axis, Launch, Loop, TileProgram, Workspace, walk
 from attngen.kernels import all_families
 
 __all__ = ["FORMAT", "build_manifest", "format_manifest", "grid_formula"]
@@ -163,8 +162,8 @@ def _launch(
     return {
         "kernel": launch.kernel,
         "family": launch.family,
-        "grid": grid_formula(rendered, launch),
-        "launch_when": "grid > 0",
+        "grid": grid_formula(launch.tiles),
+        "launch_when": "grid > 0 and q_end > q_begin",
         "threads": launch.threads,
         "dynamic_shared_bytes": shared,
         "static_shared_bytes": found.shared_bytes,
@@ -182,11 +181,14 @@ def _launch(
     }
 
 
-def grid_formula(rendered: Rendered, launch: Launch) -> str:
-    """Blocks of a launch, along x: one per (batch, head), times tiles of query rows."""
-    if rendered.program.schedule.loop is LoopOrder.KV_Q:
-        return "B * Hq"
-    return f"B * Hq * ceil_div(q_end - q_begin, {launch.tiles.tile_q})"
+def grid_formula(tiles: TileProgram) -> str:
+    """Blocks of a launch, along x: one per iteration of its parallel loops."""
+    iterations = {
+        Axis.BATCH_HEAD: "B * Hq",
+        Axis.Q: f"ceil_div(q_end - q_begin, {tiles.tile_q})",
+    }
+    parallel = [n.axis for n in walk(tiles.body) if isinstance(n, Loop) and n.parallel]
+    return " * ".join(iterations[axis] for axis in parallel)
 
 
 def _workspace(workspace: Workspace, rendered: Rendered) -> dict[str, Any]:

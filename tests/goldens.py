@@ -75,6 +75,7 @@ GOLDENS = (
     Golden("causal_fp32_d64_three_passes", "causal", "sm_80", "fp32", (64, 64), _SAFE),
     Golden("causal_fp32_d64_two_passes", "causal", "sm_80", "fp32", (64, 64), _ONLINE),
     Golden("causal_fp32_d64_keys_outside", "causal", "sm_80", "fp32", (64, 64), _FA1),
+    Golden("ragged_prefill_bf16_d20_v12", "ragged_prefill", "sm_80", "bf16", (20, 12)),
     Golden("causal_bf16_d256", "causal", "sm_86", "bf16", (256, 256)),
     Golden("gemma2_local_bf16_d256", "gemma2_local", "sm_90a", "bf16", (256, 256)),
     Golden("gpt_oss_bf16_d64", "gpt_oss", "sm_90a", "bf16", (64, 64)),
@@ -107,7 +108,7 @@ def make_problem(golden: Golden, rows: int, keys: int, seed: int = 0) -> Problem
     rng = np.random.default_rng(seed)
     attention = golden.kernel().attention
     Hq, Hkv = attention.heads_q or 4, attention.heads_kv or 2
-    batch = 1 if Hq > 8 else 2  # many declared heads are enough work for one sequence
+    batch = 1 if Hq > 8 else 3  # many declared heads are enough work for one sequence
     Dqk, Dv = golden.head_dim
     dtype = numpy_dtype(FLOATING[golden.dtype].name)
     q, k, v = (
@@ -118,6 +119,8 @@ def make_problem(golden: Golden, rows: int, keys: int, seed: int = 0) -> Problem
     params = {p.name: _param_value(p) for p in attention.params}
     sizes |= guess_sizes(attention, sizes, params)
     named = {t.name: make_tensor(attention, t, sizes, rng)[0] for t in attention.tensors}
+    if golden.example == "ragged_prefill":  # a sequence without rows, and one without keys
+        named["q_length"][0] = named["kv_length"][1] = 0
     return Problem(q, k, v, {**named, **params})
 
 

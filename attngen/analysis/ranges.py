@@ -123,18 +123,31 @@ def range_of_work(node: Expr, known: Mapping[int, Interval]) -> Interval:
 def exceeding_int64(attention: Attention, symbols: Ranges) -> Iterator[Expr]:
     """Integer nodes whose value may not fit 64 bits under the given symbol ranges.
 
-    What was read from a captured tensor is left out: its values are not known here, and int64
-    arrays of small numbers are the rule.
+    What was read from a captured tensor, or is the floor of a score, is left out: its values are
+    not known here, and int64 arrays of small numbers are the rule.
     """
     roots = attention.expressions()
     known = infer_ranges(roots, symbols, attention)
-    from_tensors = {id(node) for node in postorder(*roots) if isinstance(node, Load)}
+    from_data: set[int] = set()
     for node in postorder(*roots):
-        if id(node) in from_tensors or any(id(child) in from_tensors for child in children(node)):
-            from_tensors.add(id(node))
-        elif expr_type(node) is ScalarType.INT:
-            if not range_of_work(node, known).within(*INT64.ends):
-                yield node
+        if _is_data(node, known) or any(id(child) in from_data for child in children(node)):
+            from_data.add(id(node))
+        elif expr_type(node) is ScalarType.INT and not _fits64(node, known):
+            yield node
+
+
+def _is_data(node: Expr, known: Mapping[int, Interval]) -> bool:
+    """A value that depends on what is in an array, and so is not known before the launch."""
+    is_floor = isinstance(node, Call) and node.function == "floor"
+    return isinstance(node, Load) or (is_floor and _is_unbounded(known[id(node)]))
+
+
+def _is_unbounded(a: Interval) -> bool:
+    return a.low <= INT64.low or a.high >= INT64.high
+
+
+def _fits64(node: Expr, known: Mapping[int, Interval]) -> bool:
+    return range_of_work(node, known).within(*INT64.ends)
 
 
 def _without_far_ends(a: Interval) -> Interval:

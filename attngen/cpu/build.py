@@ -7,6 +7,7 @@ build the same kernel at the same time only do some work twice.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -51,8 +52,14 @@ _COMPILE_FLAGS = (
     "-g0",  # zig would write down the folder
     "-DAG_HOST",
 )
-# g++ takes an array at the end of a struct for one that may go on behind it, unless told.
-_STRICT_BOUNDS = "-fsanitize=bounds-strict"
+# What only some compilers know; the first set that a compiler accepts is used.
+_COMPILER_FLAGS = (
+    # g++: an array at the end of a struct does not go on behind it; and no variable gets the
+    # place of another, so that one which is not set is still the NaN of a fresh stack.
+    ("-fsanitize=bounds-strict", "-fstack-reuse=none"),
+    # clang++: a local variable that is not set is a NaN.
+    ("-ftrivial-auto-var-init=pattern",),
+)
 _LINK_FLAGS = ("-shared", "-pthread")
 _SOURCE, _HEADER, _OBJECT, _LIBRARY = "kernel.cu", "host.h", "kernel.o", "kernel.so"
 _SEARCHED = ("g++", "clang++", "c++")
@@ -133,14 +140,15 @@ def _machine_flags() -> tuple[str, ...]:
 
 
 @lru_cache
-def _optional_flags(command: tuple[str, ...]) -> tuple[str, ...]:
-    """The flags that not every compiler or processor knows."""
-    probe = [*command, _STRICT_BOUNDS, "-fsyntax-only", "-x", "c++", "-"]
-    try:
-        answer = subprocess.run(probe, input="", capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.SubprocessError):
-        return _machine_flags()
-    return (*_machine_flags(), _STRICT_BOUNDS) if answer.returncode == 0 else _machine_flags()
+def _compiler_flags(command: tuple[str, ...]) -> tuple[str, ...]:
+    """The first set of `_COMPILER_FLAGS` that a compiler accepts."""
+    with tempfile.TemporaryDirectory(prefix="attngen-probe-") as folder:
+        Path(folder, "probe.cpp").write_text("", encoding="utf-8")
+        for flags in _COMPILER_FLAGS:
+            with contextlib.suppress(AttnError):
+                _call((*command, *flags, "-c", "probe.cpp", "-o", "probe.o"), folder, 60.0)
+                return flags
+    return ()
 
 
 def build_library(
@@ -158,7 +166,12 @@ def build_library(
     """
     compiler = compiler or find_compiler()
     header = host_header()
-    flags = (*_COMPILE_FLAGS, *_optional_flags(compiler.command), f"-O{optimization}")
+    flags = (
+        *_COMPILE_FLAGS,
+        *_machine_flags(),
+        *_compiler_flags(compiler.command),
+        f"-O{optimization}",
+    )
     library = cache_dir / f"{_digest(text, header, compiler, (*flags, *_LINK_FLAGS))}.so"
     if library.is_file():
         return library

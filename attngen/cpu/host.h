@@ -33,7 +33,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 // ---- launch and report: the C structures that attngen/cpu/run.py fills and reads -----------
 
@@ -187,6 +186,7 @@ ag_host_switch:
 #endif
 
 constexpr size_t kStackBytes = 256 << 10;
+constexpr size_t kGuardBytes = 64 << 10;  // at the end of a stack: using them stops the process
 
 // Stacks that start at the same offset of their pages fight for the same cache sets, so each
 // begins a few cache lines below its neighbour's start.
@@ -257,7 +257,6 @@ struct Thread {
     void* stack_pointer;   // while it does not run
     const char* waits_in;  // the function, while it waits
     Site waits_at;
-    bool has_ended;
 };
 
 // Lanes are bits.  `in` is filled by the arriving lanes; `out` by the last one, for all.
@@ -911,7 +910,6 @@ static void unmap_memory(void* p, size_t bytes) {
 [[noreturn]] static void end_thread(Thread& t) {
     Block& b = *t.block;
     Warp& w = *t.warp;
-    t.has_ended = true;
     if (w.waiting)
         fail(t, kEndedLane, w.site, "has ended, but thread %d of its warp waits in %s",
              w.first_waiting, w.collective);
@@ -943,7 +941,6 @@ static void start_thread() {
 
 static bool allocate_block(Block& b, Run& run) {
     const ag_launch& launch = *run.launch;
-    size_t page = (size_t)sysconf(_SC_PAGESIZE);
     b.run = &run;
     b.thread_count = launch.threads;
     b.warp_count = (launch.threads + 31) / 32;
@@ -952,9 +949,10 @@ static bool allocate_block(Block& b, Run& run) {
     b.stacks_bytes = launch.threads * kStackBytes;
     b.stacks = (unsigned char*)map_memory(b.stacks_bytes);
     if (!b.threads || !b.shared || !b.stacks) return false;
-    // A stack that grows too long hits its guard page.  Where the system allows no more of them
-    // (very many threads times workers) the run goes on without.
-    for (int i = 0; i < launch.threads; ++i) mprotect(b.stacks + i * kStackBytes, page, PROT_NONE);
+    // Where the system has no room for so many guards (very many threads times workers) the run
+    // goes on without.
+    for (int i = 0; i < launch.threads; ++i)
+        mprotect(b.stacks + i * kStackBytes, kGuardBytes, PROT_NONE);
     if (launch.is_checked) {
         size_t plane = (launch.shared_bytes + 3) / 4;
         b.cells = (Cell*)map_memory(4 * plane * sizeof(Cell));

@@ -15,7 +15,6 @@ import numpy as np
 from attngen.diagnostics.diagnostic import AttnError
 from attngen.executor.errors import LengthOutside, ReadOutside
 from attngen.ir.attention import Attention
-from attngen.ir.expr import Expr
 from attngen.ir.program import Axis, Loop, Node, Op, TileProgram
 from attngen.ir.row_state import RowState
 from attngen.ir.schedule import Normalize, Schedule
@@ -76,7 +75,8 @@ def execute(
         o=np.zeros((*shape, v.shape[-1]), np.float32),
         saved=_State.initial(attention.row_state, shape, v.shape[-1]),
     )  # fmt: skip
-    run.nodes(tiles.body)
+    with np.errstate(all="ignore"):  # infinities and NaN are values like others
+        run.nodes(tiles.body)
 
     def split(x: Array) -> Array:
         return x.reshape(batch, heads, *x.shape[1:])
@@ -132,6 +132,7 @@ class _Run:
     key_tile: tuple[int, int] = (0, 0)
     # Set by the steps.
     state: _State = field(default=None)  # type: ignore[assignment]
+    scale: Value = field(default=None)  # type: ignore[assignment]
     query: Array = None
     key: Array = None
     value: Array = None
@@ -191,12 +192,12 @@ class _Run:
         saved.m[self.place], saved.l[self.place], saved.acc[self.place] = now.m, now.l, now.acc
 
     def scores(self) -> None:
-        scale = self.number(self.attention.scale)
-        with np.errstate(all="ignore"):
-            self.s = scale * (self.query @ self.key.transpose(0, 2, 1))
+        self.scale = evaluate(self.attention.scale, self.lengths(), self.tensors)
+        self.s = self.per_head(self.scale) * (self.query @ self.key.transpose(0, 2, 1))
 
     def mask(self) -> None:
         attends = np.broadcast_to(self.attends(), self.s.shape)
+        self.require_inside(self.scale, attends)
         for line in self.attention.scores:
             value = evaluate(line, {**self.pair(), "s": self.s}, self.tensors)
             self.require_inside(value, attends)
@@ -229,8 +230,7 @@ class _Run:
         # A key that no row of the tile sees is dead: its value is read as zero, even a NaN.
         seen = np.any(~np.isneginf(self.s), axis=1)[..., None]
         p = round_weights(self.p, self.attention.dtype)
-        with np.errstate(all="ignore"):
-            self.state.acc = self.state.acc + p @ np.where(seen, self.value, np.float32(0))
+        self.state.acc = self.state.acc + p @ np.where(seen, self.value, np.float32(0))
 
     def normalize_acc(self) -> None:
         self.state.acc = _divide(self.state.acc, self.state.l[..., None])
@@ -244,7 +244,9 @@ class _Run:
         formula = row_state.output_of_normalized if normalized else row_state.output
         per_row: dict[str, Array] = {"m": state.m, "l": state.l}
         if self.attention.sink is not None:
-            per_row["sink"] = self.number(self.attention.sink)[..., 0]
+            sink = evaluate(self.attention.sink, self.lengths(), self.tensors)
+            self.require_inside(sink, np.True_)
+            per_row["sink"] = self.per_head(sink)[..., 0]
         per_element = {name: np.asarray(x)[..., None] for name, x in per_row.items()}
         self.o[self.place] = evaluate(formula, {**per_element, "acc": state.acc}, {}).data
         if row_state.lse is not None:
@@ -314,11 +316,9 @@ class _Run:
         self.require_inside(value, inside)
         return inside & value.data
 
-    def number(self, e: Expr) -> Array:
-        """A value per head, as float32 [heads, 1, 1] or a scalar."""
-        value = evaluate(e, self.lengths(), self.tensors)
-        self.require_inside(value, np.True_)
-        return np.asarray(value.data, np.float32) + np.zeros((len(self.heads), 1, 1), np.float32)
+    def per_head(self, value: Value) -> Array:
+        """A scale or a sink as float32 [heads, 1, 1]."""
+        return np.broadcast_to(np.asarray(value.data, np.float32), (len(self.heads), 1, 1))
 
     def require_inside(self, value: Value, where: Array) -> None:
         if np.any(value.outside & where):

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from attngen.diagnostics.diagnostic import AttnError, Diagnostic
 from attngen.diagnostics.span import Source
 from attngen.frontend import ast
 from attngen.frontend.load import Unit
 from attngen.frontend.parse import parse
 
 __all__ = ["override_schedule"]
+
+
+class BraceInSchedule(Diagnostic):
+    """Schedule lines are the inside of a block, not a block."""
+
+    code = "A407"
+    title = "schedule lines hold a `{brace}`"
+    hint = "give the lines alone, such as 'passes two; tile q = 16'"
+    brace: str
 
 
 def override_schedule(unit: Unit, text: str) -> Unit:
@@ -19,8 +29,12 @@ def override_schedule(unit: Unit, text: str) -> Unit:
 
     Errors:  A1xx with places in `text`.
     """
+    for brace in "{}":
+        if brace in text:
+            raise AttnError(BraceInSchedule(None, brace))
+    # On one line with the brace, so that places are those of the given lines.
     lines = text.replace(";", "\n")
-    tree = parse(Source("<schedule>", f"schedule {{\n{lines}\n}}\n"))
+    tree = parse(Source("<schedule>", f"schedule {{{lines}\n}}\n"))
     (given,) = (item for item in tree.items if isinstance(item, ast.Schedule))
     keys = {setting.key for setting in given.settings}
     kept = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, final
 
 from attngen.diagnostics.span import Span
@@ -99,6 +99,25 @@ class Attention:
         """Every expression of the variant, in the order of evaluation."""
         parts = (self.length_q, self.length_kv, self.scale, *self.scores, self.mask, self.sink)
         return tuple(e for e in parts if e is not None)
+
+    def with_expressions(self, new: tuple[Expr, ...]) -> Attention:
+        """The variant with other expressions, in the same order; the same object for the same."""
+        if all(a is b for a, b in zip(self.expressions(), new, strict=True)):
+            return self
+        left = iter(new)
+
+        def following(old: Expr | None) -> Expr | None:
+            return None if old is None else next(left)
+
+        return replace(
+            self,
+            length_q=following(self.length_q),
+            length_kv=following(self.length_kv),
+            scale=next(left),
+            scores=tuple(next(left) for _ in self.scores),
+            mask=following(self.mask),
+            sink=following(self.sink),
+        )
 
     def tensor(self, name: str) -> Tensor:
         return next(t for t in self.tensors if t.name == name)

@@ -33,6 +33,7 @@ __all__ = [
     "postorder",
     "rebuild",
     "rewrite",
+    "rewrite_all",
     "substitute",
     "symbols",
     "tensors",
@@ -125,7 +126,15 @@ def fold_up(root: Expr, combine: Callable[[Expr, tuple[T, ...]], T]) -> T:
 
 def rewrite(root: Expr, rule: Callable[[Expr], Expr]) -> Expr:
     """Apply `rule` to every node, operands first; sharing and unchanged nodes are kept."""
-    return fold_up(root, lambda node, new: rule(rebuild(node, new)))
+    return rewrite_all((root,), rule)[0]
+
+
+def rewrite_all(roots: tuple[Expr, ...], rule: Callable[[Expr], Expr]) -> tuple[Expr, ...]:
+    """The same for several expressions; what they share with each other stays shared."""
+    new: dict[int, Expr] = {}
+    for node in postorder(*roots):
+        new[id(node)] = rule(rebuild(node, tuple(new[id(child)] for child in children(node))))
+    return tuple(new[id(root)] for root in roots)
 
 
 def substitute(root: Expr, values: dict[str, Expr]) -> Expr:

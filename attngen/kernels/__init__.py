@@ -8,10 +8,13 @@ from typing import Final
 
 from attngen.kernels.base import KernelFamily
 
-__all__ = ["FALLBACK", "all_families"]
+__all__ = ["FALLBACK", "NAMED_ONLY", "all_families"]
 
 FALLBACK: Final = "forward_simt"
 """The family that takes every problem."""
+
+NAMED_ONLY: Final = frozenset({"forward_mma"})
+"""Families that run only where a schedule names them, `kernel forward_mma`."""
 
 
 def all_families() -> dict[str, KernelFamily]:

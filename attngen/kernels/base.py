@@ -28,6 +28,11 @@ class SharedArray:
     bytes: int
     shape: str
 
+    @property
+    def extent(self) -> str:
+        """The element count in the constants of the text: `kTileQ * kRow`."""
+        return self.shape.strip("[]").replace("][", " * ")
+
 
 def total_bytes(arrays: tuple[SharedArray, ...]) -> int:
     """Shared memory of a block."""

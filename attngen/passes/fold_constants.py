@@ -34,7 +34,7 @@ from attngen.ir.expr import (
     ToFloat,
 )
 from attngen.ir.functions import FUNCTIONS
-from attngen.ir.traverse import rewrite
+from attngen.ir.traverse import rewrite, rewrite_all
 from attngen.ir.types import ScalarType
 
 __all__ = ["fold_constants", "fold_expr"]
@@ -42,27 +42,14 @@ __all__ = ["fold_constants", "fold_expr"]
 
 def fold_constants(attention: Attention) -> Attention:
     """Fold every expression of a variant; the same object when nothing changed."""
-    folded = replace(
-        attention,
-        scale=fold_expr(attention.scale),
-        scores=tuple(fold_expr(e) for e in attention.scores),
-        mask=_drop_true(_fold_optional(attention.mask)),
-        sink=_fold_optional(attention.sink),
-        length_q=_fold_optional(attention.length_q),
-        length_kv=_fold_optional(attention.length_kv),
-    )
-    before, after = attention.expressions(), folded.expressions()
-    same = len(before) == len(after) and all(a is b for a, b in zip(before, after, strict=True))
-    return attention if same else folded
+    folded = attention.with_expressions(rewrite_all(attention.expressions(), _fold_node))
+    mask = _drop_true(folded.mask)
+    return folded if mask is folded.mask else replace(folded, mask=mask)
 
 
 def fold_expr(e: Expr) -> Expr:
     """Fold one expression, operands first."""
     return rewrite(e, _fold_node)
-
-
-def _fold_optional(e: Expr | None) -> Expr | None:
-    return None if e is None else fold_expr(e)
 
 
 def _drop_true(mask: Expr | None) -> Expr | None:

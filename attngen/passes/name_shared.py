@@ -8,7 +8,6 @@ Text would otherwise double with every level of sharing, and so would the time t
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 from attngen.ir.attention import Attention
 from attngen.ir.expr import Const, Expr, Let, Symbol
@@ -19,23 +18,7 @@ __all__ = ["name_shared", "name_shared_nodes"]
 
 def name_shared(attention: Attention) -> Attention:
     """The variant with a let around each shared node; the same object when there is none."""
-    roots = attention.expressions()
-    named = dict(zip(map(id, roots), name_shared_nodes(roots), strict=True))
-    if all(named[id(root)] is root for root in roots):
-        return attention
-
-    def renamed(e: Expr | None) -> Expr | None:
-        return None if e is None else named[id(e)]
-
-    return replace(
-        attention,
-        scale=named[id(attention.scale)],
-        scores=tuple(named[id(e)] for e in attention.scores),
-        mask=renamed(attention.mask),
-        sink=renamed(attention.sink),
-        length_q=renamed(attention.length_q),
-        length_kv=renamed(attention.length_kv),
-    )
+    return attention.with_expressions(name_shared_nodes(attention.expressions()))
 
 
 def name_shared_nodes(roots: tuple[Expr, ...]) -> tuple[Expr, ...]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from attngen.ir.attention import Attention
-from attngen.ir.expr import Const, Expr
-from attngen.ir.traverse import substitute
+from attngen.ir.expr import Const, Expr, Symbol
+from attngen.ir.traverse import rewrite_all
 from attngen.ir.types import Element
 
 __all__ = ["specialize"]
@@ -20,22 +20,17 @@ def specialize(
     attention: Attention, dtype: Element, head_dim_qk: int, head_dim_v: int
 ) -> Attention:
     """The variant with nothing left open; compile-time sizes become constants."""
-    known: dict[str, Expr] = {"Dqk": Const(head_dim_qk), "Dv": Const(head_dim_v)}
+    known = {"Dqk": head_dim_qk, "Dv": head_dim_v}
     if attention.heads_q is not None and attention.heads_kv is not None:
-        known |= {"Hq": Const(attention.heads_q), "Hkv": Const(attention.heads_kv)}
+        known |= {"Hq": attention.heads_q, "Hkv": attention.heads_kv}
 
-    def fix(e: Expr | None) -> Expr | None:
-        return None if e is None else substitute(e, known)
+    def fix(node: Expr) -> Expr:
+        if isinstance(node, Symbol) and node.name in known:
+            return Const(known[node.name], node.span)
+        return node
 
-    return replace(
-        attention,
-        dtype=dtype,
-        head_dim_qk=head_dim_qk,
-        head_dim_v=head_dim_v,
-        scale=substitute(attention.scale, known),
-        scores=tuple(substitute(e, known) for e in attention.scores),
-        mask=fix(attention.mask),
-        sink=fix(attention.sink),
-        length_q=fix(attention.length_q),
-        length_kv=fix(attention.length_kv),
-    )
+    fixed = attention.with_expressions(rewrite_all(attention.expressions(), fix))
+    decided = (fixed.dtype, fixed.head_dim_qk, fixed.head_dim_v)
+    if decided == (dtype, head_dim_qk, head_dim_v):
+        return fixed
+    return replace(fixed, dtype=dtype, head_dim_qk=head_dim_qk, head_dim_v=head_dim_v)

@@ -122,6 +122,21 @@ def test_a_grid_beyond_its_limit_is_refused(gpus: FakeGpus, kernel: Kernel) -> N
     assert str(2**31) in error.message()
 
 
+def test_shared_memory_is_opted_in_or_refused_with_the_sum(gpus: FakeGpus) -> None:
+    """O34: more than the 48 KiB that a launch may have unasked."""
+    x = gpus.tensor(draw(1, 1, 4, 256))
+    kernel = attngen.compile_text(PLAIN, schedule="kernel forward_simt")
+    kernel(x, x, x)
+    (launch,) = gpus.launches
+    assert launch["shared"] > 48 * 1024
+    assert list(gpus.max_dynamic.values()) == [launch["shared"]]
+    gpus.limit = 48 * 1024
+    error = catch(attngen.compile_text(PLAIN, schedule="kernel forward_simt"), x, x, x)
+    assert error.code == "A615"
+    assert f"= {launch['shared']} bytes; cuda:0 allows 49152 bytes per block" in words(error)
+    assert len(gpus.launches) == 1
+
+
 # ---- O36: devices ------------------------------------------------------------------------
 
 

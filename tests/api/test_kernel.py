@@ -136,7 +136,7 @@ def test_arrays_on_the_cpu_run_there_with_a_word_said(
     kernel = attngen.compile_text(PLAIN)
     with pytest.warns(UserWarning, match="CUDA text runs there") as caught:
         found = [kernel(*make_qkv()) for _ in range(3)]
-    assert len(caught) == 1
+    assert ["runs there" in str(warning.message) for warning in caught].count(True) == 1
     assert all(np.array_equal(each, right) for each in found)
 
 

@@ -266,24 +266,26 @@ def _run_in_terminal(pty: Any, arguments: list[str], environment: dict[str, str]
 def _spawn(pty: Any, arguments: list[str], environment: dict[str, str]) -> str:
     """What Python writes to a terminal."""
     keep = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "TERM")}
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.execve(
-            sys.executable,
-            [sys.executable, *arguments],
-            {**keep, "TERM": "xterm", **environment},
-        )
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, *arguments],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**keep, "TERM": "xterm", **environment},
+    )
+    os.close(theirs)
     said = b""
     while True:
         try:
-            piece = os.read(terminal, 65536)
-        except OSError:
+            piece = os.read(ours, 65536)
+        except OSError:  # Linux says so when the last writer is gone
             break
         if not piece:
             break
         said += piece
-    os.waitpid(pid, 0)
-    os.close(terminal)
+    os.close(ours)
+    process.wait(timeout=60)
     return said.decode()
 
 

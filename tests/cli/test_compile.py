@@ -8,6 +8,7 @@ import json
 import os
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +274,28 @@ def test_a_kernel_is_launched_from_it_alone(
     right = reference(load_file(documents), q, k, v, tensors={"doc": doc})
     assert right.accepts_o(o).all()
     assert right.accepts_lse(lse).all()
+
+
+@pytest.mark.parametrize("loop", ["q, kv", "kv, q"])
+@pytest.mark.parametrize("rows", [(0, 37), (5, 6), (0, 0)])
+def test_the_grid_is_the_one_that_is_launched(
+    loop: str, rows: tuple[int, int], documents: Path
+) -> None:
+    from attngen.api import Kernel
+    from attngen.cli.problem import make_problem
+    from attngen.engines.outputs import grid_size
+    from attngen.manifest import grid_formula
+
+    kernel = Kernel(load_file(documents), schedule=f"loop {loop}; kernel forward_simt")
+    tiles = kernel.render().launch.tiles
+    binding = make_problem(
+        kernel.attention, shape={"Sq": 37}, values={}, inputs={},
+        defaults={"B": 3, "Hq": 4, "Sq": 37}, seed=0,
+    ).binding  # fmt: skip
+    names: dict[str, Any] = {"B": 3, "Hq": 4, "q_begin": rows[0], "q_end": rows[1]}
+    grid = eval(grid_formula(tiles), {**names, "ceil_div": lambda a, b: -(-a // b)})
+    launched = grid if grid > 0 and rows[1] > rows[0] else 0
+    assert launched == grid_size(replace(binding, rows=rows), tiles)
 
 
 def test_infinity_is_json(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ from attngen.ir.expr import (
 )
 from attngen.ir.functions import call
 from attngen.ir.row_state import SOFTMAX
-from attngen.ir.traverse import fold_up
+from attngen.ir.traverse import children, fold_up, postorder
 from attngen.ir.types import ELEMENTS, FP32, ScalarType
 
 BOOL, INT, FLOAT = ScalarType.BOOL, ScalarType.INT, ScalarType.FLOAT
@@ -95,6 +95,18 @@ def variant(*roots: Expr, **parts: Any) -> Attention:
         scores=roots, mask=None, row_state=SOFTMAX, sink=None, outputs=("o",),
     )  # fmt: skip
     return replace(plain, **parts)
+
+
+def structure(*roots: Expr) -> list[Any]:
+    """All nodes with what they hold and where their operands are: equal for equal graphs."""
+    order: dict[int, int] = {}
+    nodes = []
+    for node in postorder(*roots):
+        order[id(node)] = len(order)
+        own = [getattr(node, f.name) for f in fields(node) if f.name != "span"]
+        plain = [repr(x) for x in own if not hasattr(x, "span") and not isinstance(x, tuple)]
+        nodes.append((type(node), *plain, *(order[id(child)] for child in children(node))))
+    return nodes
 
 
 # ---- growing -----------------------------------------------------------------------------

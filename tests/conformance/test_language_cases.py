@@ -1,4 +1,4 @@
-"""What the cases say of the language: truncated texts, deep nesting, constants, names (O39 to O41)."""
+"""What the cases say of the language: cut texts, deep nesting, constants, names (O39 to O41)."""
 
 from __future__ import annotations
 
@@ -64,14 +64,15 @@ def test_a_truncated_text(cut: str, indent: str, ends: str) -> None:
 
 
 def test_a_last_line_without_an_end_is_complete() -> None:
-    for text in (TEXTS[0].rstrip(), TEXTS[0].replace("\n", "\r\n"), TEXTS[0].replace("    ", "\t")):
-        attngen.compile_text(text)
+    text = "attention a {\n    mask kv <= qpos\n}\n"
+    for same in (text.rstrip(), text.replace("\n", "\r\n"), text.replace("    ", "\t")):
+        attngen.compile_text(same)
 
 
 # ---- O40: nesting ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("depth", [300, 3000, 30000])
+@pytest.mark.parametrize("depth", [300, 12000])
 @pytest.mark.parametrize(
     ("before", "core", "after"),
     [
@@ -87,7 +88,7 @@ def test_depth_ends_in_an_answer_or_a_clear_error(
 ) -> None:
     mask = before * depth + core + after * depth + (" <= q" if core == "kv" else "")
     text = f"attention a {{\n    mask {mask}\n}}\n"
-    if before == "(" or ("or" in after and depth < 30000):
+    if before == "(" or ("or" in after and depth < 12000):
         attngen.compile_text(text)
         return
     with pytest.raises(AttnError, match=r"nested too deeply|operations"):
@@ -186,10 +187,10 @@ attention everything {
 
 def contexts() -> list[forward_simt.Context]:
     """Contexts that use every member between them."""
+    schedules = ("passes fused", "loop kv, q; normalize every_tile", "passes three")
     kernels = [
-        attngen.compile_text(EVERYTHING),
-        attngen.compile_text(EVERYTHING, schedule="loop kv, q; normalize every_tile"),
-        attngen.compile_text(EVERYTHING, schedule="passes three"),
+        attngen.compile_text(EVERYTHING, schedule=f"{lines}; kernel forward_simt")
+        for lines in schedules
     ]
     programs = [kernel.render("sm_80").program for kernel in kernels]
     return [forward_simt.FAMILY.context(program, targets.get("sm_80")) for program in programs]

@@ -1,4 +1,4 @@
-"""What the cases say of caches, headers and shared memory, from a text to machine code (O30 to O34).
+"""What the cases say of caches, headers and shared memory, from text to cubin (O30 to O34).
 
 `tests/toolchain` has the cache and the launcher by themselves, `tests/api/test_gpu_calls.py`
 what a GPU and a compiler of another age get to see (O33).
@@ -43,6 +43,9 @@ TEXTS = (
 )
 
 
+SIMT = "kernel forward_simt"
+
+
 def render_all() -> list[Rendered]:
     kernels = (attngen.compile_text(text, dtype="fp16", head_dim=8) for text in TEXTS)
     return [kernel.render("sm_80") for kernel in kernels]
@@ -74,7 +77,7 @@ def work_in_process(directory: str, start: Any, answers: Any) -> None:
 
 def test_processes_and_threads_share_a_cold_cache(tmp_path: Path, host_compiler: None) -> None:
     context = multiprocessing.get_context("spawn")
-    count = 3
+    count = 2
     start, answers = context.Barrier(2 * count), context.Queue()
     workers = [
         context.Process(target=work_in_process, args=(str(tmp_path), start, answers))
@@ -103,7 +106,8 @@ def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCompiler:
 
 
 def render_one(target: str = "sm_80") -> Rendered:
-    return attngen.compile_text(TEXTS[0], dtype="fp16", head_dim=8).render(target)
+    kernel = attngen.compile_text(TEXTS[0], dtype="fp16", head_dim=8, schedule=SIMT)
+    return kernel.render(target)
 
 
 def test_unchanged_texts_are_compiled_once(compiler: FakeCompiler) -> None:
@@ -228,16 +232,17 @@ def test_a_kernel_needs_no_header(
 @pytest.mark.parametrize("target", targets.all_targets(), ids=lambda target: target.name)
 @pytest.mark.parametrize("head_dim", [192, 256])
 def test_the_tiles_of_a_large_head_dim_fit(target: targets.Target, head_dim: int) -> None:
-    kernel = attngen.compile_text(TEXTS[0], dtype="fp16", head_dim=head_dim)
+    kernel = attngen.compile_text(TEXTS[0], dtype="fp16", head_dim=head_dim, schedule=SIMT)
     rendered = kernel.render(target.name)
     assert rendered.notes == ()
     assert rendered.launch.shared_bytes <= target.shared_bytes_per_block
 
 
 def test_static_shared_memory_is_counted() -> None:
-    rendered = attngen.compile_text(TEXTS[0], dtype="fp16", head_dim=256).render("sm_86")
-    resources_used = resources_of(rendered, compile_rendered(rendered))
-    needed = resources_used.shared_bytes + rendered.launch.shared_bytes
+    kernel = attngen.compile_text(TEXTS[0], dtype="fp16", head_dim=256, schedule=SIMT)
+    rendered = kernel.render("sm_86")
+    static = resources_of(rendered, compile_rendered(rendered)).shared_bytes
+    needed = static + rendered.launch.shared_bytes
     assert needed <= rendered.target.shared_bytes_per_block
 
 
@@ -251,7 +256,12 @@ def test_a_tile_of_keys_shrinks_until_it_fits(host_compiler: None) -> None:
     tiles = {}
     for target in ("sm_86", "sm_90a"):
         kernel = attngen.compile_text(
-            TEXTS[0], dtype="fp16", head_dim=256, schedule="tile q = 64", engine="cpu", arch=target
+            TEXTS[0],
+            dtype="fp16",
+            head_dim=256,
+            schedule=f"tile q = 64; {SIMT}",
+            engine="cpu",
+            arch=target,
         )
         rendered = kernel.render(target)
         assert rendered.notes == ()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.cpu.host_kernels import NAMES, kernel_text
@@ -12,7 +14,7 @@ nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not 
 def compile_cubin(text: str, arch: str) -> bytes:
     """Machine code for one architecture; the log is the assertion's message."""
 
-    def call(function: str, *arguments: object) -> tuple[object, ...]:
+    def call(function: str, *arguments: object) -> tuple[Any, ...]:
         status, *results = getattr(nvrtc, function)(*arguments)
         assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, (function, status)
         return tuple(results)

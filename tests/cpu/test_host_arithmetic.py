@@ -76,7 +76,7 @@ def assert_same_bits(
 def test_conversions_and_divisions(build: Build) -> None:
     case = convert_case()
     case.launch(build("convert"))
-    given = case.arguments
+    given = {name: np.asarray(value) for name, value in case.arguments.items()}
     with np.errstate(over="ignore", invalid="ignore"):
         assert_same_bits(given["from_fp16"], given["fp16"].astype(np.float32), NAN32)
         assert_same_bits(given["to_fp16"], given["floats"].astype(np.float16), NAN16)

@@ -423,6 +423,14 @@ def test_of_several_failing_blocks_the_first_is_reported(build: Build) -> None:
         assert "of block 4 " in fault_of(case, library, workers=4).text
 
 
+def test_a_local_array_that_is_not_set_is_nan(build: Build) -> None:
+    old = "for (int j = 0; j < kPer; ++j) acc[i][j] = 0.0f;"
+    body = body_of("attention").replace(old, old.replace("j = 0", "j = 1"))
+    case = CASES["attention"]()
+    case.launch(build("attention", body))
+    assert np.isnan(case.arguments["out"]).any()
+
+
 def test_line_directives_move_the_reported_place(build: Build) -> None:
     body = body_of("transpose").replace("    ag_sync();\n", '#line 7 "causal.attn"\n')
     found = fault_of(transpose_case(), build("transpose", body))

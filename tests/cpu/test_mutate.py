@@ -101,10 +101,12 @@ def by_hand(text: str) -> Mutant:
 
 
 def test_verdicts(compiler: CppCompiler) -> None:
-    texts = ["1.0f", "2.0f", "3.0f", "4.0f", "0.0f + 0.0f", "oops"]
+    deep = "static int deep(int n) { volatile int x[99]; x[0] = n; return deep(n + 1) + x[0]; }\n"
+    texts = [returning(x) for x in ("1.0f", "2.0f", "3.0f", "4.0f", "0.0f + 0.0f", "oops")]
+    texts.append(returning("(float)deep(0)").replace("AG_KERNEL(kT", deep + "AG_KERNEL(kT"))
     outcomes = run_mutants(
         returning("0.0f"),
-        [by_hand(returning(value)) for value in texts],
+        [by_hand(text) for text in texts],
         check_strangely,
         limit_s=2.0,
         jobs=2,
@@ -120,6 +122,7 @@ def test_verdicts(compiler: CppCompiler) -> None:
     assert outcomes[1].how == "crashes: SIGABRT"
     assert outcomes[5].verdict is Verdict.UNBUILDABLE
     assert "oops" in outcomes[5].how
+    assert outcomes[6].how == "crashes: SIGSEGV"  # a stack that grows without end
 
 
 def test_a_check_that_the_kernel_fails_is_no_check(compiler: CppCompiler) -> None:

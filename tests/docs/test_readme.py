@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import attngen
-from attngen.kernels import all_families
+from attngen.kernels import NAMED_ONLY, all_families
 from attngen.targets import all_targets
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,6 +105,9 @@ def test_what_exists_and_what_is_planned() -> None:
     for name in all_families():
         assert f"`{name}`" in today
         assert f"`{name}`" not in planned
+        (item,) = (item for item in today.split("\n- ") if f"kernel family `{name}`" in item)
+        is_said = "only where a schedule names it" in item
+        assert is_said == (name in NAMED_ONLY)
     assert all(target.name in today for target in all_targets())
 
 
@@ -121,6 +124,16 @@ def test_make_demo_works(checkout: Path, host_compiler: None) -> None:
     assert lines
     for line in lines:
         run(line.replace("$(BIN)/", ""), checkout)
+
+
+def test_contributing_names_what_exists() -> None:
+    """Paths in backticks, and the arguments of `pytest`; NAME and NUMBER stand for others."""
+    text = _BLOCK.sub("", (ROOT / "CONTRIBUTING.md").read_text("utf-8"))
+    words = {word for code in re.findall(r"`([^`]+)`", text) for word in code.split()}
+    paths = {word for word in words if re.fullmatch(r"[\w.]+(/[\w.]*)+", word)}
+    paths = {path for path in paths if not re.search("NAME|NUMBER|NNN|TARGET", path)}
+    assert len(paths) > 30
+    assert not sorted(path for path in paths if not (ROOT / path).exists() and ".venv" not in path)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -1,0 +1,161 @@
+"""Mutation testing over the goldens: does the CPU run notice a broken kernel?
+
+    python -m tests.mutation [--golden NAME] [--jobs N] [--out docs/mutation.md]
+
+Breaks each golden in every small way (attngen/cpu/mutate.py), one at a time, and runs what
+comes out on the CPU: around tile sizes, whole and in parts, in two scheduling modes, with the
+race detector.  A line that several goldens share is broken until one of them notices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from functools import cache, partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import attngen
+from attngen.api import _in_bhsd
+from attngen.backend.device import view
+from attngen.binding import Binding, bind, split_arguments
+from attngen.compiler import Rendered
+from attngen.cpu.mutate import Mutant, Outcome, Verdict, mutants, run_mutants
+from attngen.cpu.run import Mode
+from attngen.engines.cpu_engine import run_on_host
+from attngen.engines.outputs import Outputs
+from attngen.partial import PartialState
+from tests.goldens import GOLDENS, Golden, Problem, make_problem, sizes_of
+from tests.gpu.verify_goldens import reference_of
+
+
+@cache
+def prepared(name: str) -> list[tuple[Rendered, Problem, attngen.Reference]]:
+    """Problems and right answers of a golden: tile + 1 and 3 tile + 5."""
+    golden = golden_named(name)
+    rendered = golden.render()
+    problems = [make_problem(golden, rows, keys) for rows, keys in sizes_of(golden)[2:]]
+    return [(rendered, p, reference_of(golden, p)) for p in problems]
+
+
+def golden_named(name: str) -> Golden:
+    return next(g for g in GOLDENS if g.name == name)
+
+
+def check_library(name: str, library: Path) -> None:
+    """Raise when a built kernel of this golden is wrong."""
+    golden = golden_named(name)
+    attention = golden.kernel().attention
+    for rendered, problem, right in prepared(name):
+        keys = problem.k.shape[2]
+        runs = [(Mode.RING, (0, keys)), (Mode.EAGER_LAST, (0, keys // 2, keys))]
+        for mode, cuts in runs[:1] if attention.sink is not None else runs:
+            parts = [
+                run_part(golden, rendered, library, problem, cut, mode) for cut in pairwise(cuts)
+            ]
+            if len(parts) == 1:
+                o, lse, row_max = parts[0]
+                assert right.accepts_o(o).all(), "o is wrong"
+                if right.lse is not None:
+                    assert right.accepts_lse(lse).all(), "lse is wrong"
+                    assert np.allclose(row_max, right.row_max, 1e-3, 1e-3), "row_max is wrong"
+                continue
+            state = parts[0].merge(parts[1])
+            o, _ = state.finalize()
+            assert right.accepts_o(o.astype(problem.q.dtype)).all(), "merged o is wrong"
+
+
+def run_part(
+    golden: Golden,
+    rendered: Rendered,
+    library: Path,
+    problem: Problem,
+    keys: tuple[int, int],
+    mode: Mode,
+) -> Any:
+    """(o, lse, row_max) over all keys, or the row state over a part of them."""
+    kernel = golden.kernel()
+    attention = kernel.attention
+    tensors, params = split_arguments(attention, problem.named)
+    whole = keys == (0, problem.k.shape[2])
+    binding: Binding = bind(
+        attention,
+        *(_in_bhsd(view(x, n), "bhsd") for n, x in zip("qkv", _operands(problem), strict=True)),
+        tensors={n: view(x, n) for n, x in tensors.items()},
+        params=params,
+        kv_range=None if whole else keys,
+    )
+    rows = problem.q.shape[:3]
+    o = np.full((*rows, golden.head_dim[1]), np.nan, problem.q.dtype)
+    lse, row_max, m, l = (np.full(rows, np.nan, np.float32) for _ in range(4))  # noqa: E741
+    acc = np.full((*rows, golden.head_dim[1]), np.nan, np.float32)
+    state = {"state_m": view(m, "m"), "state_l": view(l, "l"), "state_acc": view(acc, "acc")}
+    needs_state = bool(rendered.launch.workspaces) or not whole
+    outputs = Outputs(
+        o=view(o, "o") if whole else None,
+        lse=view(lse, "lse") if whole and attention.row_state.lse is not None else None,
+        row_max=view(row_max, "row_max") if whole else None,
+        **(state if needs_state else {}),
+    )
+    run_on_host(rendered, binding, outputs, library, mode=mode, check=True)
+    if whole:
+        return o, lse, row_max
+    if not attention.row_state.running_max:
+        m, l = np.full(rows, -np.inf, np.float32), np.zeros(rows, np.float32)  # noqa: E741
+    return PartialState(attention.row_state, m, l, acc)
+
+
+def _operands(problem: Problem) -> tuple[Any, Any, Any]:
+    return problem.q, problem.k, problem.v
+
+
+def key_of(mutant: Mutant) -> tuple[str, str, str, int]:
+    """What makes mutants of two goldens the same."""
+    return mutant.source, mutant.before, mutant.after, mutant.column
+
+
+EXPLAINED = {
+    "kv0 < kv_end; kv0 += kTileKv": "one more tile, without any key, changes nothing",
+    "i < kAccs": "elements past the head dim are left out by `d < kHeadDimV`",
+}
+"""Survivors that are no fault, by a piece of their line."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--golden", action="append")
+    parser.add_argument("--jobs", type=int)
+    given = parser.parse_args()
+    goldens = [g for g in GOLDENS if not given.golden or g.name in given.golden]
+    verdicts: dict[tuple[str, str, str, int], Outcome] = {}
+    for golden in goldens:
+        text = golden.path.read_text(encoding="utf-8")
+        open_ones = [
+            m
+            for m in mutants(text)
+            if (found := verdicts.get(key_of(m))) is None or found.verdict is Verdict.SURVIVED
+        ]
+        outcomes = run_mutants(
+            text, open_ones, partial(check_library, golden.name), jobs=given.jobs
+        )
+        verdicts |= {key_of(o.mutant): o for o in outcomes}
+        counts = Counter(o.verdict.value for o in outcomes)
+        print(f"{golden.file}: {dict(counts)}", flush=True)
+    judged = [o for o in verdicts.values() if o.verdict in (Verdict.KILLED, Verdict.SURVIVED)]
+    survivors = [o for o in judged if o.verdict is Verdict.SURVIVED]
+    for m in (outcome.mutant for outcome in survivors):
+        reason = next(
+            (why for piece, why in EXPLAINED.items() if piece in m.source), "NOT EXPLAINED"
+        )
+        print(f"survived {m.line}:{m.column} `{m.before}` -> `{m.after}` in {m.source}: {reason}")
+    share = len(survivors) / max(len(judged), 1)
+    print(f"{len(judged)} mutants judged, {len(survivors)} survived ({share:.1%})")
+    return 0 if share <= 0.02 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
