@@ -396,7 +396,7 @@ class Kernel:
 
         Errors:  A613 when it is.
         """
-        if compiled.rendered is None or device.index in compiled.loaded:
+        if compiled.rendered is None or (like is not None and device.index in compiled.loaded):
             return
         if device.kind == "cpu":
             self._library(compiled)

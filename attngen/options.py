@@ -19,6 +19,7 @@ class Settings:
 
     cache_dir: Path | None = None  # ATTNGEN_CACHE_DIR; None is the user's cache directory
     is_cache_on: bool = True  # ATTNGEN_CACHE=0 turns the disk cache off
+    cxx: str | None = None  # CXX, the C++ compiler of the CPU run; None: the first that is found
     is_debug: bool = False  # ATTNGEN_DEBUG=1 keeps the traceback of a bug in attngen in a file
     is_color_on: bool = True  # NO_COLOR, or TERM=dumb, turns colours and progress off
 
@@ -29,6 +30,7 @@ def settings() -> Settings:
     return Settings(
         cache_dir=Path(directory) if directory else None,
         is_cache_on=os.environ.get("ATTNGEN_CACHE", "").strip().lower() not in _OFF,
+        cxx=os.environ.get("CXX") or None,
         is_debug=os.environ.get("ATTNGEN_DEBUG", "0").strip().lower() not in {"", *_OFF},
         is_color_on=not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb",
     )

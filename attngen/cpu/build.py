@@ -32,6 +32,7 @@ from attngen.cpu.errors import (
     NoCppCompiler,
 )
 from attngen.diagnostics.diagnostic import AttnError
+from attngen.options import settings
 
 __all__ = ["BUILD_LIMIT_S", "CppCompiler", "build_library", "find_compiler", "host_header"]
 
@@ -88,9 +89,10 @@ class CppCompiler:
 def find_compiler(requested: str | None = None) -> CppCompiler:
     """The compiler that was asked for, else the first of g++, clang++, c++ and ziglang's.
 
-    `requested` is a command line such as CXX holds (`g++-12`, `ccache clang++`).
+    `requested` is a command line such as `g++-12` or `ccache clang++`; left out, CXX's.
     Errors:  A541 when there is none, or the requested one does not run.
     """
+    requested = requested or settings().cxx
     candidates = [tuple(shlex.split(requested))] if requested else _candidates()
     for command in candidates:
         version = _version_of(command)

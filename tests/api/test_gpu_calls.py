@@ -247,12 +247,17 @@ def test_a_child_of_a_user_of_cuda_is_told(gpus: FakeGpus, kernel: Kernel) -> No
 
     def use() -> str:
         fresh = attngen.compile_text(PLAIN)
-        return " ".join(
+        codes = [
             catch(call, *tensors(gpus)).code
             for call in (kernel, kernel.partial, fresh, fresh.partial)
-        )
+        ]
+        codes += [
+            catch(each.prepare, dtype="fp32", head_dim=D).code
+            for each in (kernel, fresh, attngen.compile_text(PLAIN))
+        ]
+        return " ".join(codes)
 
-    assert run_in_child(use) == "A612 A612 A612 A612"
+    assert run_in_child(use) == " ".join(["A612"] * 7)
     kernel(*tensors(gpus))
     assert len(gpus.launches) == 2
 

@@ -31,7 +31,7 @@ def compile_cubin(text: str, arch: str) -> bytes:
         call("nvrtcGetProgramLog", program, log)
         pytest.fail(log.decode())
     (size,) = call("nvrtcGetCUBINSize", program)
-    cubin = b" " * size
+    cubin: bytes = b" " * size
     call("nvrtcGetCUBIN", program, cubin)
     call("nvrtcDestroyProgram", program)
     return cubin

@@ -90,7 +90,6 @@ def test_commands_print_what_is_shown(checkout: Path, host_compiler: None) -> No
 
 def test_python_runs(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(checkout)
-    monkeypatch.delattr(attngen, "reference", raising=False)  # as in a fresh process
     (code,) = blocks("python")
     assert len([line for line in code.splitlines() if line]) <= 10
     with warnings.catch_warnings():
@@ -124,6 +123,12 @@ def test_make_demo_works(checkout: Path, host_compiler: None) -> None:
     assert lines
     for line in lines:
         run(line.replace("$(BIN)/", ""), checkout)
+
+
+def test_the_index_lists_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text("utf-8")
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert pages <= set(_LINK.findall(index))
 
 
 def test_contributing_names_what_exists() -> None:

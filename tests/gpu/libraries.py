@@ -81,7 +81,8 @@ class Cupy:
 
     def poison(self, array: Array) -> None:
         assert array.flags.c_contiguous
-        array.data.memset_async(0xFF, array.nbytes)
+        if array.nbytes:
+            array.data.memset_async(0xFF, array.nbytes)
 
     def used_bytes(self) -> int:
         return int(self.cupy.get_default_memory_pool().used_bytes())
