@@ -36,7 +36,6 @@ _SHARED_USE: Final = SharedUse(
         Op.LOAD_KEY: frozenset({"key"}),
         Op.LOAD_VALUE: frozenset({"value"}),
         Op.STORE_STATE: frozenset({"state"}),  # lane 0 writes m and l for all lanes of a row
-        Op.FINALIZE: frozenset({"state"}),
     },
     reads={
         Op.SCORES: frozenset({"query", "key"}),

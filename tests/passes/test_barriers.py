@@ -21,7 +21,6 @@ USE = SharedUse(
         Op.LOAD_KEY: frozenset({"key"}),
         Op.LOAD_VALUE: frozenset({"value"}),
         Op.STORE_STATE: frozenset({"state"}),
-        Op.FINALIZE: frozenset({"state"}),
     },
     reads={
         Op.SCORES: frozenset({"query", "key"}),
