@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from attngen.frontend.load import load_file, load_text
     from attngen.ir.printer import print_attention, print_program
     from attngen.partial import PartialState
-    from attngen.reference.oracle import Reference, reference
+    from attngen.oracle.dense import Reference, reference
 
 __version__ = "0.1.0"
 
@@ -45,7 +45,7 @@ _HOME = {
     "Diagnostic": "attngen.diagnostics.diagnostic",
     "Kernel": "attngen.api",
     "PartialState": "attngen.partial",
-    "Reference": "attngen.reference.oracle",
+    "Reference": "attngen.oracle.dense",
     "Source": "attngen.diagnostics.span",
     "Span": "attngen.diagnostics.span",
     "compile": "attngen.api",
@@ -54,7 +54,7 @@ _HOME = {
     "load_text": "attngen.frontend.load",
     "print_attention": "attngen.ir.printer",
     "print_program": "attngen.ir.printer",
-    "reference": "attngen.reference.oracle",
+    "reference": "attngen.oracle.dense",
 }
 
 
@@ -62,7 +62,6 @@ def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # A submodule of the same name (`attngen.reference`) must not hide the function.
     value = getattr(import_module(home), name)
     globals()[name] = value
     return value

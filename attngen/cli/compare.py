@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias, final
 import numpy as np
 
 from attngen.frontend.load import Unit
-from attngen.reference.oracle import Reference, reference
+from attngen.oracle.dense import Reference, reference
 
 __all__ = ["Comparison", "Errors", "choose_rows", "compare"]
 

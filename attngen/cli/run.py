@@ -38,8 +38,8 @@ from attngen.diagnostics.diagnostic import AttnError
 from attngen.executor.errors import LengthOutside, ReadOutside
 from attngen.frontend.load import load_file
 from attngen.ir.types import ScalarType
-from attngen.reference.errors import IndexOutside
-from attngen.reference.errors import LengthOutside as OracleLengthOutside
+from attngen.oracle.errors import IndexOutside
+from attngen.oracle.errors import LengthOutside as OracleLengthOutside
 
 __all__ = ["command"]
 

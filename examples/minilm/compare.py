@@ -28,7 +28,7 @@ from capture import Array, Capture, MiniLM, load
 from attngen.api import Kernel
 from attngen.api import compile as compile_spec
 from attngen.diagnostics.diagnostic import AttnError
-from attngen.reference.oracle import Reference, reference
+from attngen.oracle.dense import Reference, reference
 
 Run: TypeAlias = Callable[[Array, Array, Array, Array], Array]
 """q, k, v [B, H, S, D] of the dtype asked for, length → o, all NumPy arrays."""

@@ -77,7 +77,9 @@ def tile_symbols(
     return tile
 
 
-def judge(mask: str, Sq: int, Skv: int, tq: int, tk: int, w: int, seed: int, is_sorted: bool) -> tuple[int, int]:
+def judge(
+    mask: str, Sq: int, Skv: int, tq: int, tk: int, w: int, seed: int, is_sorted: bool
+) -> tuple[int, int]:
     """Check every tile; how many were neither proved empty nor full though they are."""
     attention = build(mask)
     classes = classify_tiles(attention)
@@ -127,7 +129,8 @@ def test_common_masks_are_classified_exactly(name: str) -> None:
 
 _INTS = st.recursive(
     st.sampled_from(
-        ["q", "kv", "qpos", "w", "Skv", "b", "plen[b]", "doc[b, kv]", "ids[b, q]", "-3", "0", "1", "7"]
+        ["q", "kv", "qpos", "w", "Skv", "b", "plen[b]", "doc[b, kv]", "ids[b, q]"]
+        + ["-3", "0", "1", "7"]
     ),
     lambda inner: st.one_of(
         st.tuples(inner, st.sampled_from("+-"), inner).map(lambda t: f"({t[0]} {t[1]} {t[2]})"),
@@ -186,9 +189,7 @@ def test_random_masks_are_sound(
     w=st.integers(1, 9),
     seed=st.integers(0, 99),
 )
-def test_dead_keys_are_seen_by_no_row(
-    mask: str, shape: tuple[int, int], w: int, seed: int
-) -> None:
+def test_dead_keys_are_seen_by_no_row(mask: str, shape: tuple[int, int], w: int, seed: int) -> None:
     attention = build(mask)
     may = key_may_attend(attention)
     if may is None:

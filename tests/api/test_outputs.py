@@ -11,7 +11,7 @@ import pytest
 
 import attngen
 from attngen.api import Kernel
-from attngen.reference.oracle import reference
+from attngen.oracle.dense import reference
 
 from .texts import HQ, PLAIN, SIGMOID, SINK, SKV, SQ, B, D, catch, draw, make_qkv
 

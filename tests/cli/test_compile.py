@@ -20,7 +20,7 @@ from attngen.cpu.build import build_library, find_compiler
 from attngen.cpu.run import MemoryRange, run_on_cpu
 from attngen.diagnostics.diagnostic import AttnError
 from attngen.frontend.load import load_file
-from attngen.reference.oracle import reference
+from attngen.oracle.dense import reference
 
 from .runner import Result, run, run_process, write
 

@@ -11,7 +11,7 @@ from attngen.cli.inputs import make_operands
 from attngen.cli.problem import Problem, make_problem
 from attngen.frontend.check import check
 from attngen.frontend.load import load_file, load_text
-from attngen.reference.oracle import reference
+from attngen.oracle.dense import reference
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.attn"))
 FITTING = {"swin_shifted": {"Sq": 49, "Skv": 49}}

@@ -13,7 +13,7 @@ from attngen.cli.pairs import Pairs, count_pairs
 from attngen.cli.problem import Problem, make_problem
 from attngen.frontend.check import check
 from attngen.frontend.load import Unit, load_file, load_text
-from attngen.reference.oracle import reference
+from attngen.oracle.dense import reference
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.attn"))
 

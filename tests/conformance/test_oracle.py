@@ -7,8 +7,8 @@ import pytest
 
 from attngen.diagnostics.diagnostic import AttnError
 from attngen.frontend.load import load_text
-from attngen.reference.errors import IndexOutside, WrongHeads, WrongShape, WrongValue
-from attngen.reference.oracle import Reference, reference
+from attngen.oracle.dense import Reference, reference
+from attngen.oracle.errors import IndexOutside, WrongHeads, WrongShape, WrongValue
 
 from .cases import Case, Inputs, Tolerance, numeric_cases, records
 from .expected import expected, has_bug

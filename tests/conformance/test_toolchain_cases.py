@@ -31,7 +31,7 @@ from attngen.codegen import render as render_module
 from attngen.compiler import Rendered
 from attngen.engines import cuda_engine
 from attngen.engines.cuda_engine import compile_rendered, resources_of
-from attngen.reference.oracle import reference
+from attngen.oracle.dense import reference
 from tests.api.texts import catch, words
 from tests.toolchain.fake_cuda import FakeCompiler
 

@@ -20,7 +20,7 @@ from attngen.ir.row_state import SIGMOID
 from attngen.ir.semantics import evaluate
 from attngen.ir.types import ScalarType
 from attngen.ir.verify import verify_attention
-from attngen.reference.oracle import reference
+from attngen.oracle.dense import reference
 
 FILES = sorted((Path(__file__).parents[2] / "examples").glob("*.attn"))
 SIZES: dict[str, tuple[int, int]] = {

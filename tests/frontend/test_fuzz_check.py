@@ -18,9 +18,9 @@ from attngen.ir.printer import print_attention
 from attngen.ir.semantics import evaluate
 from attngen.ir.traverse import postorder
 from attngen.ir.verify import verify_attention
-from attngen.reference.evaluate import Scope
-from attngen.reference.evaluate import evaluate as evaluate_oracle
-from attngen.reference.values import Value
+from attngen.oracle.evaluate import Scope
+from attngen.oracle.evaluate import evaluate as evaluate_oracle
+from attngen.oracle.values import Value
 
 # ---- soup: any names and types -----------------------------------------------------------
 

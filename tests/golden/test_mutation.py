@@ -1,4 +1,7 @@
-"""The CPU run notices every missing barrier and shuffle (all mutants: `python -m tests.mutation`)."""
+"""The CPU run notices every missing barrier and shuffle.
+
+`python -m tests.mutation` tries every mutant.
+"""
 
 from __future__ import annotations
 

@@ -12,9 +12,9 @@ from attngen.diagnostics.diagnostic import AttnError
 from attngen.diagnostics.span import Source
 from attngen.frontend import ast
 from attngen.frontend.parse import parse
-from attngen.reference.errors import IndexOutside, IntegerOverflow, Meaningless
-from attngen.reference.evaluate import Scope, evaluate
-from attngen.reference.values import Value, raise_faults
+from attngen.oracle.errors import IndexOutside, IntegerOverflow, Meaningless
+from attngen.oracle.evaluate import Scope, evaluate
+from attngen.oracle.values import Value, raise_faults
 
 
 def scope_of(definitions: str = "", **names: Any) -> Scope:

@@ -11,8 +11,8 @@ import pytest
 
 from attngen.diagnostics.diagnostic import AttnError, Diagnostic
 from attngen.frontend.load import load_text
-from attngen.reference import errors
-from attngen.reference.oracle import Reference, reference
+from attngen.oracle import errors
+from attngen.oracle.dense import Reference, reference
 
 INF = math.inf
 
@@ -411,7 +411,7 @@ def test_blocks_do_not_change_the_answer(monkeypatch: pytest.MonkeyPatch) -> Non
     body = "length kv = 11 - b\nmask kv <= qpos + h\nscore s * (b + 1) - hkv\nscale 1 + h"
     whole = run(body, q, k, v)
     for pairs in (1, 11, 40, 99, 250, 400, 1000):
-        monkeypatch.setattr("attngen.reference.oracle._PAIRS_AT_ONCE", pairs)
+        monkeypatch.setattr("attngen.oracle.dense._PAIRS_AT_ONCE", pairs)
         found = run(body, q, k, v)
         for name in ("o", "lse", "row_max", "visible", "bound", "lse_bound"):
             assert np.allclose(getattr(found, name), getattr(whole, name)), (pairs, name)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attngen.frontend.load import load_text
-from attngen.reference.oracle import Reference, reference
+from attngen.oracle.dense import Reference, reference
 
 SCORES = (
     "s", "2.5 * s", "s - 0.1 * abs(qpos - kv)", "5 * tanh(s / 5)", "s + bias[h, kv]", "-s",

@@ -10,12 +10,18 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.toolchain.tiny_kernel import ARGUMENT_BYTES, KERNEL, PRELUDE, STATIC_SHARED_BYTES, compile_tiny
 
 from attngen import targets
 from attngen.backend.cubin import KernelParam, read_resources
 from attngen.backend.nvrtc import compile_cuda
 from attngen.diagnostics.diagnostic import AttnError
+from tests.toolchain.tiny_kernel import (
+    ARGUMENT_BYTES,
+    KERNEL,
+    PRELUDE,
+    STATIC_SHARED_BYTES,
+    compile_tiny,
+)
 
 NAMES = [target.name for target in targets.all_targets()]
 

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.toolchain.fake_cuda import FakeCompiler
 
 from attngen import targets
 from attngen.backend import cache
 from attngen.backend.cache import CacheWarning, DiskCache, compile_cached, make_key, open_cache
 from attngen.backend.nvrtc import Compiled
 from attngen.options import Settings, settings
+from tests.toolchain.fake_cuda import FakeCompiler
 
 SM_80 = targets.get("sm_80")
 

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.toolchain.fake_cuda import FakeDriver
-from tests.toolchain.tiny_kernel import ARGUMENT_BYTES, KERNEL, STATIC_SHARED_BYTES, compile_tiny
 
 from attngen import targets
 from attngen.backend import launch as launch_module
@@ -20,6 +18,8 @@ from attngen.backend.device import CPU, Device, cuda_device
 from attngen.backend.launch import CudaModule, load_driver
 from attngen.backend.nvrtc import compile_cuda
 from attngen.diagnostics.diagnostic import AttnError, Diagnostic
+from tests.toolchain.fake_cuda import FakeDriver
+from tests.toolchain.tiny_kernel import ARGUMENT_BYTES, KERNEL, STATIC_SHARED_BYTES, compile_tiny
 
 BLOCK = bytes(range(ARGUMENT_BYTES))
 GPU_0, GPU_1 = cuda_device(0), cuda_device(1)

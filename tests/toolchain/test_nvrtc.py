@@ -6,8 +6,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.toolchain.fake_cuda import FakeCompiler
-from tests.toolchain.tiny_kernel import KERNEL, PRELUDE, SOURCE
 
 from attngen import targets
 from attngen.backend import nvrtc
@@ -23,6 +21,8 @@ from attngen.backend.nvrtc import (
 )
 from attngen.diagnostics.diagnostic import AttnError, Diagnostic
 from attngen.diagnostics.span import Source
+from tests.toolchain.fake_cuda import FakeCompiler
+from tests.toolchain.tiny_kernel import KERNEL, PRELUDE, SOURCE
 
 SM_80 = targets.get("sm_80")
 

@@ -6,12 +6,12 @@ import subprocess
 import sys
 
 import pytest
-from tests.toolchain.fake_cuda import FakeCompiler
 
 from attngen import targets
 from attngen.backend.nvrtc import compile_cuda, select_target
 from attngen.diagnostics.diagnostic import AttnError
 from attngen.targets.base import KIB, Feature, Target
+from tests.toolchain.fake_cuda import FakeCompiler
 
 NAMES = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120"]
 

@@ -11,8 +11,8 @@ import numpy as np
 from attngen.diagnostics.diagnostic import AttnError
 from attngen.diagnostics.span import Span
 from attngen.frontend import ast
-from attngen.reference import values
-from attngen.reference.errors import (
+from attngen.oracle import values
+from attngen.oracle.errors import (
     MissingArgument,
     SurplusArgument,
     WrongElement,
@@ -21,8 +21,8 @@ from attngen.reference.errors import (
     WrongValue,
     closest,
 )
-from attngen.reference.evaluate import Scope, evaluate
-from attngen.reference.values import Array, Value
+from attngen.oracle.evaluate import Scope, evaluate
+from attngen.oracle.values import Array, Value
 
 __all__ = ["Problem", "Scalar", "bind_problem", "element_name"]
 

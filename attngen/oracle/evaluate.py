@@ -17,9 +17,9 @@ import numpy as np
 from attngen.diagnostics.diagnostic import AttnError
 from attngen.diagnostics.span import Span
 from attngen.frontend import ast
-from attngen.reference import values
-from attngen.reference.errors import IndexOutside, Meaningless, closest
-from attngen.reference.values import Array, Fault, Value
+from attngen.oracle import values
+from attngen.oracle.errors import IndexOutside, Meaningless, closest
+from attngen.oracle.values import Array, Fault, Value
 
 __all__ = ["BUILTINS", "Promise", "Scope", "evaluate"]
 

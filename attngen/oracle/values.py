@@ -16,7 +16,7 @@ import numpy as np
 
 from attngen.diagnostics.diagnostic import AttnError, Diagnostic
 from attngen.diagnostics.span import Span
-from attngen.reference.errors import IntegerOverflow
+from attngen.oracle.errors import IntegerOverflow
 
 __all__ = [
     "Array", "Fault", "Value", "absolute", "add", "constant", "divide", "floor", "floor_divide",

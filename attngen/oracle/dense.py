@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 
 from attngen.diagnostics.diagnostic import AttnError
 from attngen.frontend import ast
-from attngen.reference import values
-from attngen.reference.arguments import Problem, Scalar, bind_problem, element_name
-from attngen.reference.errors import LengthOutside, Meaningless, WrongValue
-from attngen.reference.evaluate import Promise, Scope, evaluate
-from attngen.reference.values import Array, Value
+from attngen.oracle import values
+from attngen.oracle.arguments import Problem, Scalar, bind_problem, element_name
+from attngen.oracle.errors import LengthOutside, Meaningless, WrongValue
+from attngen.oracle.evaluate import Promise, Scope, evaluate
+from attngen.oracle.values import Array, Value
 
 if TYPE_CHECKING:
     from attngen.frontend.load import Unit
