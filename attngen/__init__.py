@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from attngen.diagnostics.span import Source, Span
     from attngen.frontend.load import load_file, load_text
     from attngen.ir.printer import print_attention, print_program
-    from attngen.partial import PartialState
     from attngen.oracle.dense import Reference, reference
+    from attngen.partial import PartialState
 
 __version__ = "0.1.0"
 

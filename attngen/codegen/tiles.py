@@ -9,8 +9,9 @@ from attngen.analysis.ranges import INT32, LONGEST
 from attngen.analysis.tile_classes import classify_tiles, key_may_attend
 from attngen.codegen.expr import Body, ExprPrinter
 from attngen.ir.attention import Attention
-from attngen.ir.expr import Const, Expr
+from attngen.ir.expr import Const, Expr, expr_type
 from attngen.ir.interval import Interval
+from attngen.ir.types import ScalarType
 from attngen.passes.fold_constants import fold_expr
 from attngen.passes.name_shared import name_shared_nodes
 
@@ -20,10 +21,15 @@ __all__ = ["SummaryFormula", "TileFormulas", "tile_formulas"]
 @final
 @dataclass(frozen=True, slots=True)
 class SummaryFormula:
-    """A value whose minimum and maximum over a tile are fields `<name>_low` and `<name>_high`."""
+    """A value whose minimum and maximum over a tile are fields `<name>_low` and `<name>_high`.
+
+    `least` and `most` are what they are before anything is known, as C++ literals.
+    """
 
     name: str
     body: Body
+    least: str
+    most: str
 
 
 @final
@@ -63,7 +69,7 @@ def tile_formulas(attention: Attention) -> TileFormulas:
 
     def formulas(kind: str) -> tuple[SummaryFormula, ...]:
         return tuple(
-            SummaryFormula(s.name, printer.print(s.value, is_eager=True))
+            SummaryFormula(s.name, printer.print(s.value, is_eager=True), *_ends(s.value))
             for s in summaries
             if s.name.startswith(kind)
         )
@@ -76,3 +82,10 @@ def tile_formulas(attention: Attention) -> TileFormulas:
         key_summaries=formulas("key"),
         key_may=body(alive),
     )
+
+
+def _ends(value: Expr) -> tuple[str, str]:
+    """The least and the largest value of a summary's type, as C++ literals."""
+    if expr_type(value) is ScalarType.BOOL:
+        return "0", "1"
+    return "(-2147483647 - 1)", "2147483647"

@@ -164,12 +164,13 @@ class ForwardMma:
         tile = _tile(schedule)
         width_qk, width_v = _widths(attention)
         stages = "" if tile.stages == 1 else f"[{tile.stages}]"
-        arrays = [
-            ["query", tile.q * width_qk, "[kTileQ][kWidthQk], and the output at the end"],
-            ["key", tile.stages * tile.kv * width_qk, f"{stages}[kTileKv][kWidthQk]"],
-            ["value", tile.stages * tile.kv * width_v, f"{stages}[kTileKv][kWidthV]"],
-        ]
-        arrays[0][1] = max(tile.q * width_qk, tile.q * width_v - arrays[1][1] - arrays[2][1])
+        key, value = tile.stages * tile.kv * width_qk, tile.stages * tile.kv * width_v
+        query = max(tile.q * width_qk, tile.q * width_v - key - value)
+        arrays = (
+            ("query", query, "[kTileQ][kWidthQk], and the output at the end"),
+            ("key", key, f"{stages}[kTileKv][kWidthQk]"),
+            ("value", value, f"{stages}[kTileKv][kWidthV]"),
+        )
         placed, offset = [], 0
         for name, count, shape in arrays:
             placed.append(SharedArray(name, offset, count, count * _ELEMENT, shape))
@@ -316,7 +317,8 @@ def _completed(schedule: Schedule, tile: _Tile) -> Schedule:
 
 def _tile(schedule: Schedule) -> _Tile:
     q, kv, warps, stages = schedule.tile_q, schedule.tile_kv, schedule.warps, schedule.stages
-    assert q and kv and warps and stages, "complete the schedule first"
+    if q is None or kv is None or warps is None or stages is None:
+        raise ValueError("complete the schedule first")
     return _Tile(q, kv, warps, stages)
 
 

@@ -127,11 +127,9 @@ def test_common_masks_are_classified_exactly(name: str) -> None:
 
 # ---- random masks are sound ------------------------------------------------------------------
 
+_LEAVES = [*["q", "kv", "qpos", "w", "Skv", "b", "plen[b]", "-3", "0", "1", "7"], "doc[b, kv]", "ids[b, q]"]
 _INTS = st.recursive(
-    st.sampled_from(
-        ["q", "kv", "qpos", "w", "Skv", "b", "plen[b]", "doc[b, kv]", "ids[b, q]"]
-        + ["-3", "0", "1", "7"]
-    ),
+    st.sampled_from(_LEAVES),
     lambda inner: st.one_of(
         st.tuples(inner, st.sampled_from("+-"), inner).map(lambda t: f"({t[0]} {t[1]} {t[2]})"),
         st.tuples(inner, st.sampled_from(["2", "-3", "w"])).map(lambda t: f"({t[0]} * {t[1]})"),
