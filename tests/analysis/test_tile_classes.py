@@ -127,7 +127,8 @@ def test_common_masks_are_classified_exactly(name: str) -> None:
 
 # ---- random masks are sound ------------------------------------------------------------------
 
-_LEAVES = [*["q", "kv", "qpos", "w", "Skv", "b", "plen[b]", "-3", "0", "1", "7"], "doc[b, kv]", "ids[b, q]"]
+_NUMBERS = ["w", "Skv", "b", "plen[b]", "-3", "0", "1", "7"]
+_LEAVES = ["q", "kv", "qpos", "doc[b, kv]", "ids[b, q]", *_NUMBERS]
 _INTS = st.recursive(
     st.sampled_from(_LEAVES),
     lambda inner: st.one_of(

@@ -112,7 +112,7 @@ class Torch:
         memory = self.asarray(padded.view(host.dtype))
         assert memory.data_ptr() % 256 == 0
         strides = [stride // size for stride in host.strides]
-        return memory.as_strided(host.shape, strides, first // size)
+        return memory.as_strided(host.shape, strides, memory.storage_offset() + first // size)
 
     def asnumpy(self, array: Array) -> Array:
         if array.dtype == self.torch.bfloat16:
