@@ -32,7 +32,7 @@ from attngen.binding import Binding, Layout, bind, is_int, require_free_names, s
 from attngen.binding_errors import OutputOverlaps, ReservedArgument, ShapeMismatch
 from attngen.compiler import Rendered, plan_for_numpy, render_program
 from attngen.diagnostics.diagnostic import AttnError
-from attngen.engines.outputs import Outputs, overlap, workspace_shape
+from attngen.engines.outputs import Outputs, find_overlap, workspace_shape
 from attngen.executor.errors import ReadOutside
 from attngen.frontend.check import Checked, check
 from attngen.frontend.load import Unit, load_file, load_text
@@ -202,6 +202,9 @@ class Kernel:
         wanted = self._wanted(return_lse)
         if out is not None:
             _check_out(view(out, "out", is_output=True), _out_shape(binding, layout), binding)
+        if check and _is_capturing(device, q):
+            reason = "it waits for the launch, which would break the capture of a graph"
+            raise AttnError(ReservedArgument(None, "check=True", reason))
         compiled = self._specialise(binding.dtype, _head_dims(binding), device, is_checked=check)
         self._make_ready(compiled, device, like=q)
         arrays = self._allocate_outputs(wanted, binding, q, out, layout)
@@ -401,10 +404,8 @@ class Kernel:
         if device.kind == "cpu":
             self._library(compiled)
             return
-        from attngen.backend.launch import load_driver
-
         launch = compiled.rendered.launch
-        if like is not None and load_driver().is_capturing(current_stream(device, like)):
+        if like is not None and _is_capturing(device, like):
             raise AttnError(NotPrepared(None, launch.kernel, str(device)))
         self._module(compiled).prepare(launch.kernel, device, shared_bytes=launch.shared_bytes)
         compiled.loaded.add(device.index)
@@ -578,9 +579,8 @@ def _check_out(out: ArrayView, shape: tuple[int, ...], binding: Binding) -> None
         raise AttnError(ShapeMismatch(None, "out", has, f"{shape} of {dtype}"))
     find_common_device({"q": binding.q, "out": out})
     inputs = {"q": binding.q, "k": binding.k, "v": binding.v, **binding.tensors}
-    for name, read in inputs.items():
-        if overlap(out, read):
-            raise AttnError(OutputOverlaps(None, name))
+    if (name := find_overlap(out, inputs)) is not None:
+        raise AttnError(OutputOverlaps(None, name))
 
 
 def _to_array(x: Array, device: Device) -> Array:
@@ -590,6 +590,15 @@ def _to_array(x: Array, device: Device) -> Array:
     import cupy
 
     return x if isinstance(x, cupy.ndarray) else cupy.from_dlpack(x)
+
+
+def _is_capturing(device: Device, like: Array) -> bool:
+    """Whether the stream that a call would use is recorded into a CUDA graph just now."""
+    if device.kind == "cpu":
+        return False
+    from attngen.backend.launch import load_driver
+
+    return load_driver().is_capturing(current_stream(device, like))
 
 
 def _target_of_gpu(index: int) -> Target:

@@ -43,6 +43,8 @@ class Golden:
     dtype: str
     head_dim: tuple[int, int]
     schedule: str | None = None
+    consts: tuple[tuple[str, int], ...] = ()
+    """Smaller windows and blocks than the example's, so that small problems reach their edges."""
 
     @property
     def file(self) -> str:
@@ -60,6 +62,7 @@ class Golden:
             arch=self.target,
             engine=engine,
             schedule=self.schedule,
+            consts=dict(self.consts),
         )
 
     def render(self) -> Rendered:
@@ -77,7 +80,9 @@ GOLDENS = (
     Golden("causal_fp32_d64_keys_outside", "causal", "sm_80", "fp32", (64, 64), _FA1),
     Golden("ragged_prefill_bf16_d20_v12", "ragged_prefill", "sm_80", "bf16", (20, 12)),
     Golden("causal_bf16_d256", "causal", "sm_86", "bf16", (256, 256)),
-    Golden("gemma2_local_bf16_d256", "gemma2_local", "sm_90a", "bf16", (256, 256)),
+    Golden(
+        "gemma2_local_bf16_d256", "gemma2_local", "sm_90a", "bf16", (256, 256), None, (("W", 24),)
+    ),
     Golden("gpt_oss_bf16_d64", "gpt_oss", "sm_90a", "bf16", (64, 64)),
     Golden("mla_prefill_bf16_d192_v128", "mla_prefill", "sm_90a", "bf16", (192, 128)),
     Golden("sigmoid_fp16_d64", "sigmoid_attention", "sm_89", "fp16", (64, 64)),
@@ -85,9 +90,23 @@ GOLDENS = (
     Golden("t5_fp32_d64", "t5", "sm_100a", "fp32", (64, 64)),
     Golden("packed_documents_fp16_d64", "packed_documents", "sm_90a", "fp16", (64, 64)),
     Golden("padded_decode_fp16_d128", "padded_decode", "sm_90a", "fp16", (128, 128)),
-    Golden("natten_2d_fp16_d32", "natten_2d", "sm_120", "fp16", (32, 32)),
+    Golden(
+        "natten_2d_fp16_d32",
+        "natten_2d",
+        "sm_120",
+        "fp16",
+        (32, 32),
+        consts=(("columns", 7), ("size", 3)),
+    ),
     Golden("speculative_tree_bf16_d64", "speculative_tree", "sm_90a", "bf16", (64, 64)),
-    Golden("block_sparse_bf16_d64", "block_sparse", "sm_90a", "bf16", (64, 64)),
+    Golden(
+        "block_sparse_bf16_d64",
+        "block_sparse",
+        "sm_90a",
+        "bf16",
+        (64, 64),
+        consts=(("block", 16),),
+    ),
 )
 
 
@@ -102,12 +121,12 @@ class Problem:
 
 
 def make_problem(golden: Golden, rows: int, keys: int, seed: int = 0) -> Problem:
-    """Random inputs that the variant accepts: B 2, the heads it declares or 4 over 2."""
+    """Random inputs that the variant accepts, with the heads that it declares or 6 over 2."""
     from attngen.backend.device import numpy_dtype
 
     rng = np.random.default_rng(seed)
     attention = golden.kernel().attention
-    Hq, Hkv = attention.heads_q or 4, attention.heads_kv or 2
+    Hq, Hkv = attention.heads_q or 6, attention.heads_kv or 2
     batch = 1 if Hq > 8 else 3  # many declared heads are enough work for one sequence
     Dqk, Dv = golden.head_dim
     dtype = numpy_dtype(FLOATING[golden.dtype].name)
@@ -198,6 +217,7 @@ def _entries() -> Iterator[tuple[Golden, Rendered, dict[str, Any]]]:
             "dtype": golden.dtype,
             "head_dim": list(golden.head_dim),
             "schedule": golden.schedule or "",
+            "consts": dict(golden.consts),
             "sha256": digest(rendered.source),
             "resources": measure(rendered),
         }

@@ -35,10 +35,13 @@ from tests.gpu.verify_goldens import reference_of
 
 @cache
 def prepared(name: str) -> list[tuple[Rendered, Problem, attngen.Reference]]:
-    """Problems and right answers of a golden: tile + 1 and 3 tile + 5."""
+    """Problems and right answers: tile + 1, many tiles, and more rows than keys."""
     golden = golden_named(name)
     rendered = golden.render()
-    problems = [make_problem(golden, rows, keys) for rows, keys in sizes_of(golden)[2:]]
+    tile_q, tile_kv = rendered.launch.tiles.tile_q, rendered.launch.tiles.tile_kv
+    rows, keys = 3 * tile_q + 5, 5 * tile_kv + 5
+    sizes = ((tile_q + 1, tile_kv + 1), (rows, keys), (rows, tile_kv + 1))
+    problems = [make_problem(golden, rows, keys) for rows, keys in sizes]
     return [(rendered, p, reference_of(golden, p)) for p in problems]
 
 
@@ -120,6 +123,7 @@ def key_of(mutant: Mutant) -> tuple[str, str, str, int]:
 
 EXPLAINED = {
     "kv0 < kv_end; kv0 += kTileKv": "one more tile, without any key, changes nothing",
+    "let_distance_2 < 8": "both formulas give bucket 8 at distance 8, and distances below 8 use none",
     "i < kAccs": "elements past the head dim are left out by `d < kHeadDimV`",
 }
 """Survivors that are no fault, by a piece of their line."""

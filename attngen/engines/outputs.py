@@ -15,7 +15,7 @@ from attngen.binding import Binding
 from attngen.ir.program import Axis, Loop, TileProgram, Workspace, walk
 
 __all__ = [
-    "Outputs", "argument_values", "grid_size", "overlap", "reach", "workspace_shape",
+    "Outputs", "argument_values", "find_overlap", "grid_size", "reach", "workspace_shape",
 ]  # fmt: skip
 
 _WORK: Final = 10_000
@@ -103,16 +103,26 @@ def reach(view: ArrayView) -> tuple[int, int]:
     size = ITEM_BYTES[view.dtype]
     if 0 in view.shape:
         return view.pointer, view.pointer
-    ways = [(n - 1) * s for n, s in zip(view.shape, view.strides, strict=True)]
-    begin = view.pointer + sum(w for w in ways if w < 0) * size
-    return begin, view.pointer + (sum(w for w in ways if w > 0) + 1) * size
+    low = high = 0  # in elements
+    for count, stride in zip(view.shape, view.strides, strict=True):
+        if stride < 0:
+            low += (count - 1) * stride
+        else:
+            high += (count - 1) * stride
+    return view.pointer + low * size, view.pointer + (high + 1) * size
 
 
-def overlap(one: ArrayView, other: ArrayView) -> bool:
-    """Whether two views have an element in common; slices of one buffer need not."""
-    (begin, end), (other_begin, other_end) = reach(one), reach(other)
-    if end <= other_begin or other_end <= begin:
-        return False
+def find_overlap(out: ArrayView, inputs: Mapping[str, ArrayView]) -> str | None:
+    """The first input that has an element in common with `out`; slices of a buffer need not."""
+    begin, end = reach(out)
+    for name, view in inputs.items():
+        its_begin, its_end = reach(view)
+        if begin < its_end and its_begin < end and _share(out, view):
+            return name
+    return None
+
+
+def _share(one: ArrayView, other: ArrayView) -> bool:
     try:
         limit: Any = _WORK
         return bool(np.shares_memory(_addresses(one), _addresses(other), max_work=limit))

@@ -97,6 +97,12 @@ template <class T> AG_DEVICE T ag_mod(T a, T b) {
 // x, but at least low and at most high.
 template <class T> AG_DEVICE T ag_clamp(T x, T low, T high) { return ag_min(ag_max(x, low), high); }
 
+// The number nearest to i that is at least 0 and below size.
+AG_DEVICE ag_i64 ag_nearest(ag_i64 i, ag_i64 size) { return ag_clamp(i, (ag_i64)0, size - 1); }
+
+// Whether one of the sizes is 0.
+template <class... Sizes> AG_DEVICE bool ag_any_zero(Sizes... sizes) { return (... || (sizes == 0)); }
+
 // Whether bit i of a word is set; false outside 0..63.
 AG_DEVICE bool ag_bit(ag_i64 word, ag_i64 i) { return i >= 0 && i < 64 && ((word >> i) & 1) == 1; }
 

@@ -85,6 +85,16 @@ def test_head_dims_outside_the_supported_ones(plain: Kernel, size: int) -> None:
         assert "1 to 256" in words(error)
 
 
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_sizes_beyond_32_bits(plain: Kernel, axis: int) -> None:
+    shape = [1, 1, 1, 8]
+    shape[axis] = 2**31
+    long = np.broadcast_to(np.zeros(8, np.float32), shape)
+    error = catch(plain, long, long, long)
+    assert error.code == "A629"
+    assert f"{('B', 'Hq', 'Sq')[axis]} is {2**31}" in error.message()
+
+
 def test_what_the_block_declares_is_checked() -> None:
     text = "attention a {\n    dtype fp32\n    head_dim qk = 8, v = 8\n    heads q = 4, kv = 2\n}\n"
     kernel = attngen.compile_text(text, engine="numpy")

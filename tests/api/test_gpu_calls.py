@@ -286,6 +286,7 @@ def test_the_first_call_in_a_capture_is_refused_untouched(
     kernel(*tensors(gpus))
     assert len(gpus.launches) == 2
     assert catch(kernel, *tensors(gpus, 1)).code == "A613"
+    assert "check=True" in catch(kernel, *tensors(gpus), check=True).message()
 
 
 def test_a_prepared_kernel_can_be_captured(gpus: FakeGpus, kernel: Kernel) -> None:

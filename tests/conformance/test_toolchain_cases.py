@@ -120,6 +120,8 @@ def test_unchanged_texts_are_compiled_once(compiler: FakeCompiler) -> None:
 def other_templates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A copy of the templates that the package takes for its own."""
     caches = (render_module._environment, render_module.template_digest)
+    for cached in caches:
+        cached.cache_clear()
     shutil.copytree(resources._CHECKOUT / "templates", tmp_path / "templates")
     shutil.copytree(resources._CHECKOUT / "grammar", tmp_path / "grammar")
     yield tmp_path / "templates"

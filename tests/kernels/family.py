@@ -1,0 +1,136 @@
+"""forward_simt in every schedule, dtype and kind of weights, as few texts.
+
+Kernels that share their device functions may share a compilation: each one's text behind those
+functions becomes a namespace of its own.  A compiler starts three times instead of 78.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+import attngen
+from attngen.backend.device import view
+from attngen.binding import Binding, bind
+from attngen.compiler import Rendered
+from attngen.cpu.run import copy_apart
+from attngen.engines.outputs import Outputs, workspace_shape
+
+DTYPES = {"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}
+LOOPS = ("q, kv", "kv, q")
+SCHEDULES = tuple(
+    f"loop {loop}; passes {passes}; normalize {normalize}"
+    for loop, passes, normalize in product(LOOPS, ("three", "two", "fused"), ("last", "every_tile"))
+)
+WEIGHTS = {"softmax": "softmax", "sink": "softmax(sink = sinks[h])", "sigmoid": "sigmoid"}
+END = "// ---- end of device functions"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One member of the family: 4 to 128 rows and a multiple of 8 keys in a tile."""
+
+    number: int
+    dtype: str
+    weights: str
+    schedule: str
+    tile: tuple[int, int] = (8, 16)
+    head_dim: tuple[int, int] = (8, 12)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}-{self.weights}-{self.schedule}"
+
+    @property
+    def text(self) -> str:
+        output = "o" if self.weights == "sigmoid" else "o, lse, row_max"
+        return f"""attention v{self.number} {{
+    tensor  sinks : float[Hq]
+    tensor  doc : int32[B, Skv]
+    score   s + 0.25 * (kv - qpos)
+    mask    kv <= qpos + 3 and doc[b, kv] != 2
+    weights {WEIGHTS[self.weights]}
+    output  {output}
+}}
+"""
+
+    def kernel(self, engine: Any = "cpu") -> attngen.Kernel:
+        tiles = f"tile q = {self.tile[0]}, kv = {self.tile[1]}"
+        return attngen.compile_text(
+            self.text,
+            name=f"v{self.number}.attn",
+            engine=engine,
+            schedule=f"kernel forward_simt; {self.schedule}; {tiles}",
+        )
+
+    def render(self, target: str) -> Rendered:
+        return self.kernel().render(target, dtype=self.dtype, head_dim=self.head_dim)
+
+    def operands(self, rows: int, keys: int) -> list[Any]:
+        """Two heads that share keys."""
+        rng = np.random.default_rng((rows, keys))
+        Dqk, Dv = self.head_dim
+        shapes = (1, 2, rows, Dqk), (1, 1, keys, Dqk), (1, 1, keys, Dv)
+        return [rng.standard_normal(s).astype(DTYPES[self.dtype]) for s in shapes]
+
+    def tensors(self, keys: int) -> dict[str, Any]:
+        """Some rows see no key, and one head has no sink."""
+        doc = np.random.default_rng(keys).integers(0, 3, (1, keys)).astype(np.int32)
+        return {"sinks": np.array([0.5, -np.inf], np.float32), "doc": doc}
+
+    def sizes(self) -> list[tuple[int, int]]:
+        """(rows, keys): 1, tile - 1, tile + 1, 3 tile + 5."""
+        q, kv = self.tile
+        return [(1, 1), (q - 1, kv - 1), (q + 1, kv + 1), (3 * q + 5, 3 * kv + 5)]
+
+
+def every_variant() -> list[Variant]:
+    cases = [
+        (dtype, weights, schedule)
+        for dtype, weights in product(DTYPES, WEIGHTS)
+        for schedule in (SCHEDULES if weights != "sigmoid" else [f"loop {x}" for x in LOOPS])
+    ]
+    return [Variant(i, *case) for i, case in enumerate(cases)]
+
+
+def join(rendered: Sequence[Rendered]) -> str:
+    """One text of several kernels."""
+    device = rendered[0].source.split(END)[0]
+    parts = [device, END, "\n"]
+    for one in rendered:
+        name = one.program.attention.name
+        own = one.source.split(END)[1].partition("\n")[2]
+        parts.append(f"namespace in_{name} {{\n{own}\n}}\n")
+    return "".join(parts)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call, ready for `run_on_host`; keeps alive every array that the views point into."""
+
+    binding: Binding
+    outputs: Outputs
+    written: dict[str, np.ndarray]
+    """Outputs, filled with a number that no kernel writes, and workspaces."""
+    operands: tuple[Any, Any, Any]
+    tensors: dict[str, Any]
+
+
+def prepare(variant: Variant, rendered: Rendered, rows: int, keys: int) -> Call:
+    q, k, v = (copy_apart(x) for x in variant.operands(rows, keys))
+    tensors = {n: copy_apart(x) for n, x in variant.tensors(keys).items()}
+    views = {n: view(x, n) for n, x in {"q": q, "k": k, "v": v, **tensors}.items()}
+    attention = rendered.program.attention
+    binding = bind(attention, *(views.pop(n) for n in "qkv"), views, {})
+    written = {"o": np.full((1, 2, rows, variant.head_dim[1]), 77, q.dtype)}
+    if variant.weights != "sigmoid":
+        written |= {n: np.full((1, 2, rows), 77, np.float32) for n in ("lse", "row_max")}
+    for w in rendered.launch.workspaces:
+        written[w.name] = np.full(workspace_shape(w, binding), np.nan, np.float32)
+    written = {n: copy_apart(x) for n, x in written.items()}
+    outputs = Outputs(**{n: view(x, n, is_output=True) for n, x in written.items()})
+    return Call(binding, outputs, written, (q, k, v), tensors)
