@@ -77,7 +77,7 @@ GOLDENS = (
     Golden("causal_fp32_d64", "causal", "sm_80", "fp32", (64, 64)),
     Golden("causal_fp32_d64_three_passes", "causal", "sm_80", "fp32", (64, 64), _SAFE),
     Golden("causal_fp32_d64_two_passes", "causal", "sm_80", "fp32", (64, 64), _ONLINE),
-    Golden("causal_fp32_d64_keys_outside", "causal", "sm_80", "fp32", (64, 64), _FA1),
+    Golden("causal_fp32_d24_v20_keys_outside", "causal", "sm_80", "fp32", (24, 20), _FA1),
     Golden("ragged_prefill_bf16_d20_v12", "ragged_prefill", "sm_80", "bf16", (20, 12)),
     Golden("causal_bf16_d256", "causal", "sm_86", "bf16", (256, 256)),
     Golden(
@@ -87,7 +87,16 @@ GOLDENS = (
     Golden("mla_prefill_bf16_d192_v128", "mla_prefill", "sm_90a", "bf16", (192, 128)),
     Golden("sigmoid_fp16_d64", "sigmoid_attention", "sm_89", "fp16", (64, 64)),
     Golden("alibi_fp16_d64", "alibi", "sm_90a", "fp16", (64, 64)),
-    Golden("t5_fp32_d64", "t5", "sm_100a", "fp32", (64, 64)),
+    Golden("alphafold_fp32_d32", "alphafold_pair_bias", "sm_100a", "fp32", (32, 32)),
+    Golden("longformer_fp16_d64", "longformer", "sm_89", "fp16", (64, 64), consts=(("W", 16),)),
+    Golden(
+        "llama4_chunked_bf16_d128",
+        "llama4_chunked",
+        "sm_90a",
+        "bf16",
+        (128, 128),
+        consts=(("chunk", 24),),
+    ),
     Golden("packed_documents_fp16_d64", "packed_documents", "sm_90a", "fp16", (64, 64)),
     Golden("padded_decode_fp16_d128", "padded_decode", "sm_90a", "fp16", (128, 128)),
     Golden(

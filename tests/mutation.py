@@ -123,7 +123,7 @@ def key_of(mutant: Mutant) -> tuple[str, str, str, int]:
 
 EXPLAINED = {
     "kv0 < kv_end; kv0 += kTileKv": "one more tile, without any key, changes nothing",
-    "let_distance_2 < 8": "both formulas give bucket 8 at distance 8, and distances below 8 use none",
+    "q0 < args.q_end": "one more tile, without any row, changes nothing",
     "i < kAccs": "elements past the head dim are left out by `d < kHeadDimV`",
 }
 """Survivors that are no fault, by a piece of their line."""

@@ -285,7 +285,7 @@ class _Run:
     ) -> Array:
         """One tile of q, k or v for every head of the group, as float32 [heads, tokens, D]."""
         tokens = operand[:, :, tile[0] - held[0] : tile[1] - held[0]]
-        return tokens[self.b, head].astype(np.float32)
+        return tokens[self.b, head].astype(np.float32, order="C")
 
     def lengths(self) -> dict[str, Array]:
         """Everything known before q and kv: sizes, params, b, h, hkv, and the true lengths."""

@@ -320,11 +320,12 @@ class _Checker:
             value = self.elaborator.elaborate_as(e, scope, wanted, where.text)
         if value is None:
             return None
-        result = _number_of(value)
-        if isinstance(result, int) and not -(2**63) <= result < 2**63:
-            self.report(_too_large(e.span, result))
-            return None
-        return result
+        for node in postorder(value):
+            part = node.value if isinstance(node, Const) else 0
+            if isinstance(part, int) and not -(2**63) <= part < 2**63:
+                self.report(_too_large(node.span or e.span, part))
+                return None
+        return _number_of(value)
 
     def _int_constant(self, e: ast.Expr, text: str) -> int | None:
         value = self._constant(e, constant_place(text), _INT)

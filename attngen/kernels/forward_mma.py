@@ -21,8 +21,10 @@ from attngen.codegen.forward_context import ForwardContext, forward_context, hea
 from attngen.codegen.render import render
 from attngen.codegen.tiles import TileFormulas, tile_formulas
 from attngen.ir.attention import Attention
+from attngen.ir.expr import Load
 from attngen.ir.program import Launch, Program, TileProgram
 from attngen.ir.schedule import LoopOrder, Normalize, Passes, Schedule
+from attngen.ir.traverse import postorder
 from attngen.kernels.base import KernelFamily, SharedArray, total_bytes
 from attngen.passes.loop_nest import build_loop_nest
 from attngen.targets.base import Feature, Target
@@ -32,7 +34,7 @@ __all__ = ["FAMILY", "Context", "ForwardMma", "is_aligned"]
 LARGEST_HEAD_DIM: Final = 256
 _COPY_BYTES: Final = 16
 _ELEMENT: Final = 2
-_SECTION_BYTES: Final = 24 << 20
+_SECTION_KILOBYTES: Final = 24 << 10
 _TEMPLATE: Final = "forward_mma.cu.j2"
 _TEMPLATES: Final = (
     _TEMPLATE,
@@ -56,10 +58,13 @@ class Context(ForwardContext):
     stages: int
     width_qk: int
     width_v: int
+    key_bytes: int
+    value_bytes: int
     query_in_registers: bool
     is_aligned: bool
     folds_scale: bool
-    section_bytes: int
+    masks_ahead: bool
+    section_kilobytes: int
     weight_exponent: str
     unscale_weights: str
     weight: str
@@ -153,28 +158,32 @@ class ForwardMma:
         for tile in defaults:
             complete = _completed(schedule, tile)
             arrays = self.shared_arrays(attention, complete)
-            if total_bytes(arrays) <= target.shared_bytes_per_block and _registers(
-                attention, _tile(complete)
-            ) <= target.registers_per_thread:
+            if (
+                total_bytes(arrays) <= target.shared_bytes_per_block
+                and _registers(attention, _tile(complete)) <= target.registers_per_thread
+            ):
                 return complete
         return _completed(schedule, defaults[-1])
 
     def shared_arrays(self, attention: Attention, schedule: Schedule) -> tuple[SharedArray, ...]:
-        """Rows of whole 16-byte chunks; at the end the output takes the place of all of them."""
+        """Rows of 16-byte chunks; at the end the output takes the place of all of them."""
         tile = _tile(schedule)
-        width_qk, width_v = _widths(attention)
+        qk, v = (_pitch(width) for width in _widths(attention))
         stages = "" if tile.stages == 1 else f"[{tile.stages}]"
-        key, value = tile.stages * tile.kv * width_qk, tile.stages * tile.kv * width_v
-        query = max(tile.q * width_qk, tile.q * width_v - key - value)
-        arrays = (
-            ("query", query, "[kTileQ][kWidthQk], and the output at the end"),
+        key, value = tile.stages * tile.kv * qk, tile.stages * tile.kv * v
+        shapes = (
+            (
+                "query",
+                max(tile.q * qk, tile.q * v - key - value),
+                "[kTileQ][kWidthQk], and the output at the end",
+            ),
             ("key", key, f"{stages}[kTileKv][kWidthQk]"),
             ("value", value, f"{stages}[kTileKv][kWidthV]"),
         )
         placed, offset = [], 0
-        for name, count, shape in arrays:
-            placed.append(SharedArray(name, offset, count, count * _ELEMENT, shape))
-            offset += count * _ELEMENT
+        for name, size, shape in shapes:
+            placed.append(SharedArray(name, offset, size // _ELEMENT, size, shape))
+            offset += size
         return tuple(placed)
 
     def lower(self, attention: Attention, schedule: Schedule) -> Program:
@@ -233,10 +242,13 @@ class ForwardMma:
             stages=tile.stages,
             width_qk=width_qk,
             width_v=width_v,
+            key_bytes=tile.kv * _pitch(width_qk),
+            value_bytes=tile.kv * _pitch(width_v),
             query_in_registers=_query_in_registers(attention, tile),
             is_aligned=is_aligned,
             folds_scale=_folds_scale(attention),
-            section_bytes=_SECTION_BYTES,
+            masks_ahead=_masks_ahead(attention),
+            section_kilobytes=_SECTION_KILOBYTES,
             weight_exponent=float_literal(math.log2(attention.dtype.weight_scale)),
             unscale_weights=float_literal(1.0 / attention.dtype.weight_scale),
             weight=printer.print_row_formula(state.weight, names),
@@ -292,8 +304,10 @@ def _defaults(attention: Attention) -> tuple[_Tile, ...]:
     """Tiles for the head dims, those for much shared memory first."""
     largest = max(_widths(attention))
     if largest <= 64:
-        return (_Tile(128, 64, 4, 2),)
+        return (_Tile(64, 64, 4, 2),) if attention.scores else (_Tile(128, 64, 4, 2),)
     if largest <= 128:
+        if attention.scores or _masks_ahead(attention):
+            return (_Tile(64, 64, 4, 2), _Tile(64, 32, 4, 2))
         return (_Tile(128, 64, 4, 2), _Tile(128, 32, 4, 2))
     return (_Tile(128, 64, 8, 2), _Tile(64, 32, 4, 2))
 
@@ -328,6 +342,14 @@ def _widths(attention: Attention) -> tuple[int, int]:
     return -(-qk // 16) * 16, -(-v // 16) * 16
 
 
+def _pitch(width: int) -> int:
+    """Bytes from one row to the next; see `Layout` in the template."""
+    return width * _ELEMENT + (_COPY_BYTES if width % 64 == 0 else 0)
+
+
+_CHEAP_MASK: Final = 9
+"""Nodes of a window: two comparisons of a difference."""
+
 _OTHER_REGISTERS: Final = 60
 """Operands of the products on their way, row state, addresses and counters."""
 
@@ -353,6 +375,14 @@ def _folds_scale(attention: Attention) -> bool:
     symbols = compile_time_ranges(attention)
     found = infer_ranges((attention.scale,), symbols, attention)[id(attention.scale)]
     return not found.nan and found.low > 0 and found.high < math.inf
+
+
+def _masks_ahead(attention: Attention) -> bool:
+    """Whether the mask is better found before the scores, when more registers are free."""
+    if attention.mask is None:
+        return False
+    nodes = tuple(postorder(attention.mask))
+    return len(nodes) > _CHEAP_MASK or any(isinstance(node, Load) for node in nodes)
 
 
 def _describe(schedule: Schedule) -> str:

@@ -108,10 +108,11 @@ def reference(
     `dtype` (bf16, fp16 or fp32) is what the bound is for: by default the declared one, else
     that of `q`.  `function_error` is the stated error of approximate functions, in the score.
 
-    Bound:   |O - R| <= u |R| + (u_P + 4 δ + 2^-20) Σ_j w_j |V_j|, and per row
+    Bound:   |O - R| <= u |R| + (u_P + 4 δ + 2^-20) Σ_j w_j |V_j| + underflow, and per row
              δ = 2^-24 (Dqk + 8) |scale| max_j Σ_d |q_d k_jd| · L + function_error, with
              L = max_j |d score_j / d s|, both maxima over the visible keys of the row;
-             u_P = u, 0 for fp32.
+             u_P = u, 0 for fp32; underflow is 2^-25 for fp16, where an output below 2^-14 has
+             no relative precision, and 2^-126 otherwise.
              |LSE - R| <= δ + 2^-20 + 2^-22 (|M| + |R|), M the larger of row maximum and sink:
              log-sum-exp moves by no more than its scores do; 2^-20 is the relative error of
              the sum, as above; products with log2 e and the last addition round numbers as
@@ -415,10 +416,13 @@ def _weighted_sum(weight: Floats, visible: Booleans, v: Floats) -> tuple[Floats,
 
 
 def _output_bound(o: Floats, spread: Floats, delta: Floats, u: float) -> Floats:
+    # Below the normal numbers rounding is absolute: of an fp16 output (2^-25, half its smallest
+    # number), of float32 weights and sums (2^-126, also where they are flushed to zero).
+    underflow = 2.0**-25 if u == ROUNDING_UNIT["fp16"] else 2.0**-126
     u_p = 0.0 if u == ROUNDING_UNIT["fp32"] else u
     factor = (u_p + 4 * delta + 2.0**-20)[..., None]
     # Nothing to attend to is exactly 0, also where delta is infinite.
-    bound = u * np.abs(o) + np.where(spread == 0.0, 0.0, factor * spread)
+    bound = u * np.abs(o) + np.where(spread == 0.0, 0.0, factor * spread + underflow)
     return np.where(np.isfinite(o) & ~np.isnan(bound), bound, np.inf)
 
 

@@ -100,6 +100,9 @@ template <class T> AG_DEVICE T ag_clamp(T x, T low, T high) { return ag_min(ag_m
 // The number nearest to i that is at least 0 and below size.
 AG_DEVICE ag_i64 ag_nearest(ag_i64 i, ag_i64 size) { return ag_clamp(i, (ag_i64)0, size - 1); }
 
+// A sequence's length, between 0 and the size of the buffer that it lies in.
+AG_DEVICE int ag_length(ag_i64 length, int size) { return (int)ag_clamp(length, (ag_i64)0, (ag_i64)size); }
+
 // Whether one of the sizes is 0.
 template <class... Sizes> AG_DEVICE bool ag_any_zero(Sizes... sizes) { return (... || (sizes == 0)); }
 

@@ -199,8 +199,15 @@ def test_what_is_accepted_compiles(text: str) -> None:
         compile_cuda(rendered.source, name=name, target=targets.get("sm_80"), emit="ptx")
 
 
-@pytest.mark.parametrize("piece", [*PIECES, *NUMBERS])
-@pytest.mark.parametrize("place", ["score s + ({})", "mask ({}) > 0", "scale ({})", "let x = {}"])
-def test_every_piece_in_every_place(piece: str, place: str) -> None:
-    text = f"attention a {{\n    dtype fp32\n    head_dim 8\n    {place.format(piece)}\n}}\n"
-    through_everything(text)
+PLACES = (
+    "score s + ({})", "mask ({}) > 0", "mask {}", "scale ({})", "let x = {}", "const c = {}",
+    "const c : float = {}", "param c : float = {}", "param c : float = 1.0 where c < {}",
+    "param c : int = 1 where {} <= c", "length kv = {}", "weights softmax(sink = {})",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_every_piece_in_every_place(place: str) -> None:
+    for piece in (*PIECES, *NUMBERS):
+        line = place.format(piece)
+        through_everything(f"attention a {{\n    dtype fp32\n    head_dim 8\n    {line}\n}}\n")

@@ -258,6 +258,13 @@ def test_an_untaken_read_does_not_happen(schedule: str) -> None:
         run_text(f"tensor t : float[Skv]\n{body}", schedule, t=t)
 
 
+@EVERY
+def test_the_floor_of_a_score_is_an_integer_like_others(schedule: str) -> None:
+    """Its range is not known before the launch, which is no reason to refuse the launch."""
+    run_text("score s * (floor(s) + 1)\nmask kv % 3 != 1", schedule)
+    run_text("score s + (2 * floor(exp(s)) - 1) % 3", schedule)
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -13,7 +13,7 @@ from attngen.cpu.mutate import MutantKind, Verdict, mutants, run_mutants
 from tests.goldens import GOLDENS, Golden
 from tests.mutation import check_library
 
-NAMES = ("ragged_prefill_bf16_d20_v12", "causal_fp32_d64_keys_outside")
+NAMES = ("ragged_prefill_bf16_d20_v12", "causal_fp32_d24_v20_keys_outside")
 SMALL = [g for g in GOLDENS if g.name in NAMES]
 
 

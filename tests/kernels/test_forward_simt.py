@@ -212,7 +212,6 @@ def test_an_error_points_at_the_line_of_the_attn_file(function: str) -> None:
     assert f'everything.attn({line}): identifier "not_declared" is undefined' in message
 
 
-@pytest.mark.xfail(strict=True, reason="`#line` counts the lets in front of a formula as lines")
 def test_an_error_behind_lets_points_at_the_line_of_the_formula() -> None:
     text = TEXT.replace("    scale", "    let near = exp(kv - qpos)\n    scale")
     text = text.replace("s, -s)", "near, near * s)")
