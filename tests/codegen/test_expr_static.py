@@ -327,6 +327,7 @@ WIDE = [
     "narrow(0) + 1", "unsigned(0) + 1", "unsigned(0) - narrow(0)", "any // tiny", "kv % any",
     "clamp(any, q, kv)", "min(any, q)", "max(q * 2, kv)", "tiny * size", "(q + 1) * (kv + 1) - q",
     "narrow(4) % tiny", "narrow(4) - 1", "kv * 4 // 4", "(kv - qpos) * 2", "qpos - size - 2",
+    "min(kv, -2147483648)",
 ]  # fmt: skip
 NARROW = ["kv - qpos", "qpos - kv", "kv - q", "kv % 7", "kv // size", "qpos % size", "q - kv"]
 NARROW += ["min(q, kv)", "abs(qpos)", "clamp(qpos, 0, kv)", "tiny * tiny", "q // -3"]
