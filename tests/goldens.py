@@ -91,8 +91,6 @@ GOLDENS = (
     Golden("longformer_fp16_d64", "longformer", "sm_89", "fp16", (64, 64), consts=(("W", 16),)),
     Golden("prefix_lm_bf16_d64", "prefix_lm", "sm_90a", "bf16", (64, 64)),
     Golden("softmax_off_by_one_fp32_d64", "softmax_off_by_one", "sm_80", "fp32", (64, 64)),
-    Golden("dilated_window_fp16_d64", "dilated_window", "sm_89", "fp16", (64, 64)),
-    Golden("cross_attention_fp32_d40_v24", "cross_attention", "sm_80", "fp32", (40, 24)),
     Golden("packed_documents_fp16_d64", "packed_documents", "sm_90a", "fp16", (64, 64)),
     Golden("padded_decode_fp16_d128", "padded_decode", "sm_90a", "fp16", (128, 128)),
     Golden(

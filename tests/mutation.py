@@ -29,7 +29,7 @@ from attngen.cpu.run import Mode
 from attngen.engines.cpu_engine import run_on_host
 from attngen.engines.outputs import Outputs
 from attngen.partial import PartialState
-from tests.goldens import GOLDENS, Golden, Problem, make_problem, sizes_of
+from tests.goldens import GOLDENS, Golden, Problem, make_problem
 from tests.gpu.verify_goldens import reference_of
 
 

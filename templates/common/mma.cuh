@@ -49,9 +49,6 @@ template <class T> AG_DEVICE ag_u32 ag_pack(float low, float high);
 template <> AG_DEVICE ag_u32 ag_pack<ag_bf16>(float low, float high) { ag_u32 r; asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
 template <> AG_DEVICE ag_u32 ag_pack<ag_fp16>(float low, float high) { ag_u32 r; asm volatile("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
 
-// No instruction: x is computed before what follows, and not moved behind it to save a register.
-AG_DEVICE void ag_settle(float& x) { asm volatile("" : "+f"(x)); }
-
 // No instruction: what depends on x is computed where it is needed, and not kept in registers before.
 AG_DEVICE int ag_renew(int x) { asm volatile("" : "+r"(x)); return x; }
 
