@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, final, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, final, get_args
 
 import numpy as np
 
@@ -91,10 +91,8 @@ def compile_text(
     return Kernel(load_text(text, name=name), consts, dtype, head_dim, arch, engine, schedule)
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Key:
-    """What a compilation depends on."""
+class _Key(NamedTuple):
+    """What a compilation depends on; a named tuple, because every call makes one."""
 
     dtype: str
     head_dims: tuple[int, int]
@@ -102,19 +100,21 @@ class _Key:
     is_checked: bool
 
 
-@dataclass(slots=True)
 class _Compiled:
     """One specialisation: its program and text, and what was made of them so far.
 
     There is no text for the NumPy executor.
     """
 
-    program: Program
-    rendered: Rendered | None = None
-    module: Any = None
-    loaded: set[int] = field(default_factory=set)  # indices of GPUs
-    library: Path | None = None
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(
+        self, program: Program, rendered: Rendered | None = None, module: Any = None
+    ) -> None:
+        self.program = program
+        self.rendered = rendered
+        self.module = module
+        self.loaded: set[int] = set()  # indices of GPUs
+        self.library: Path | None = None
+        self.lock = threading.Lock()
 
 
 @final
@@ -479,7 +479,9 @@ class Kernel:
         """What `prepare` and `render` compile for: as declared, given to `compile`, or here."""
         dtype = _agreed("dtype", self._dtype, dtype)
         dims = _agreed("head_dim", self._head_dims, _pair(head_dim))
-        attention = check(self.unit, consts=self._consts, dtype=dtype, head_dim=dims).attention
+        attention = self.attention
+        if (dtype, dims) != (self._dtype, self._head_dims):
+            attention = check(self.unit, consts=self._consts, dtype=dtype, head_dim=dims).attention
         if attention.dtype is None:
             missing = "dtype"
         elif attention.head_dim_qk is None or attention.head_dim_v is None:
@@ -503,13 +505,11 @@ class Kernel:
         return _to_array(lse, device)
 
 
-@dataclass(slots=True)
 class _State:
     """Arrays of a row state, and their views."""
 
-    m: Array = None
-    l: Array = None  # noqa: E741
-    acc: Array = None
+    def __init__(self, m: Array = None, l: Array = None, acc: Array = None) -> None:  # noqa: E741
+        self.m, self.l, self.acc = m, l, acc
 
     @staticmethod
     def allocate(rows: tuple[int, int, int], head_dim_v: int, like: Array) -> _State:

@@ -7,7 +7,6 @@ argument, what it has and what was expected.
 from __future__ import annotations
 
 import ctypes
-import difflib
 import math
 import numbers
 from collections.abc import Mapping, Sequence
@@ -56,7 +55,7 @@ _OF_THE_CALL: Final = frozenset(
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)  # every call makes one, and a record's constructor is slower
 class Binding:
     """One call's arguments.
 
@@ -368,7 +367,9 @@ def _check_integers(
 def _unknown(attention: Attention, name: str, known: set[str]) -> Diagnostic:
     if name in _REFUSED:
         return ReservedArgument(None, name, _REFUSED[name])
-    closest = difflib.get_close_matches(name, sorted(known), n=1)
+    from difflib import get_close_matches
+
+    closest = get_close_matches(name, sorted(known), n=1)
     takes = ", ".join(sorted(known)) or "none"
     return UnknownArgument(None, attention.name, name, takes, closest[0] if closest else None)
 

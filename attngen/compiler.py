@@ -13,7 +13,7 @@ What follows (NVRTC, the CPU run, the NumPy executor) takes a `Rendered`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 from attngen.codegen.arguments import ArgumentLayout, layout_arguments
@@ -31,13 +31,14 @@ from attngen.kernels.base import KernelFamily
 from attngen.passes.loop_nest import build_loop_nest
 from attngen.passes.pipeline import Observer, run_passes
 from attngen.passes.specialize import specialize
+from attngen.record import record
 from attngen.targets.base import Target
 
 __all__ = ["Rendered", "choose_family", "plan_for_numpy", "render_program"]
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Rendered:
     """A program and its CUDA text, ready for any of the three ways to run it."""
 

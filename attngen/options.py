@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import final
+
+from attngen.record import record
 
 __all__ = ["Settings", "host_cache_dir", "settings"]
 
@@ -13,7 +14,7 @@ _OFF = frozenset({"0", "off", "no", "false"})
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Settings:
     """Choices of the machine, not of a program: they never change a result."""
 

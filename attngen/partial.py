@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
 from attngen.binding_errors import DifferentStates
 from attngen.diagnostics.diagnostic import AttnError
 from attngen.ir.row_state import RowState
 from attngen.ir.semantics import evaluate
+from attngen.record import record
 
 __all__ = ["PartialState"]
 
@@ -16,7 +16,7 @@ Array: TypeAlias = Any
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class PartialState:
     """The row state of some query rows over some keys, always float32.
 

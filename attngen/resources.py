@@ -1,4 +1,4 @@
-"""Where the grammar and the CUDA templates are: the only module that knows.
+"""Where the grammar, the CUDA templates and other data are: the only module that knows.
 
 Installed from a wheel they lie in `attngen/_data/`; in a checkout (editable, or not installed
 at all) they are the top-level folders `grammar/` and `templates/`.
@@ -7,13 +7,31 @@ at all) they are the top-level folders `grammar/` and `templates/`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-__all__ = ["grammar_text", "load_template", "template_names", "template_source"]
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
 
-_CHECKOUT = Path(__file__).resolve().parent.parent
+__all__ = [
+    "grammar_text",
+    "load_template",
+    "package_folder",
+    "template_names",
+    "template_source",
+]
+
+_PACKAGE = Path(__file__).resolve().parent
+_CHECKOUT = _PACKAGE.parent
+
+
+def package_folder(*names: str) -> Traversable:
+    """A folder inside of the package, which may lie in an archive."""
+    if _PACKAGE.is_dir():
+        return _PACKAGE.joinpath(*names)
+    from importlib.resources import files  # imports `zipfile` and more: 2 ms
+
+    return files("attngen").joinpath(*names)
 
 
 def grammar_text() -> str:
@@ -52,7 +70,7 @@ def _file(folder: str, name: str) -> Traversable:
 
 
 def _folder(name: str) -> Traversable:
-    packaged = files("attngen").joinpath("_data", name)
+    packaged = package_folder("_data", name)
     if packaged.is_dir():
         return packaged
     # Any folder may be called `templates`, so a checkout is known by its grammar.

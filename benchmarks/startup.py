@@ -2,13 +2,15 @@
 
     python -m benchmarks.startup [--runs 9] [--out benchmarks/results/FILE.jsonl]
 
-    import    `import attngen`
+    import    `import attngen`, and what `attngen.compile` needs
     cold      text to cubin with nothing cached, imports and NVRTC included
-    warm      the same with the cubin in the disk cache
-    share     warm, without the interpreter's start and the imports of NumPy and cuda-bindings:
-              what attngen itself adds
+    warm      the same with the disk cache filled
+    share     warm, without the interpreter's start and the imports of NumPy, Lark, Jinja and
+              cuda-bindings: what attngen itself adds
 
-Needs no GPU.  Prints the median, and the lowest and highest of the runs, in milliseconds.
+Needs no GPU.  Prints the median, and the lowest and highest of the runs, in milliseconds, and
+the lowest processor time, which says more on a busy machine.  Python keeps compiled modules as
+it does for an installed package, even where PYTHONDONTWRITEBYTECODE is set.
 """
 
 from __future__ import annotations
@@ -23,79 +25,88 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
+
+import attngen
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted(p.stem for p in (ROOT / "examples").glob("*.attn"))
 TARGET = "sm_90a"
 
+_START = """
+import time
+start = time.perf_counter(), time.process_time()
+"""
+
 _IMPORT = """
-import time; start = time.perf_counter()
 import attngen
-print((time.perf_counter() - start) * 1e3)
+attngen.compile
 """
 
 _COMPILE = """
-import time; start = time.perf_counter()
-import sys
 import attngen
 from attngen.engines.cuda_engine import compile_rendered
-kernel = attngen.compile(sys.argv[1], dtype="bf16", head_dim=64, arch="{target}")
-compile_rendered(kernel.render("{target}"))
-print((time.perf_counter() - start) * 1e3)
+kernel = attngen.compile({path!r}, {options})
+compile_rendered(kernel.render({target!r}))
 """
 
-_SHARE = """
-import time
+_OTHERS = """
 import numpy, lark, jinja2
 from cuda.bindings import nvrtc
 nvrtc.nvrtcVersion()
-start = time.perf_counter()
-import sys
-import attngen
-from attngen.engines.cuda_engine import compile_rendered
-kernel = attngen.compile(sys.argv[1], dtype="bf16", head_dim=64, arch="{target}")
-compile_rendered(kernel.render("{target}"))
-print((time.perf_counter() - start) * 1e3)
+"""
+
+_STOP = """
+print((time.perf_counter() - start[0]) * 1e3, (time.process_time() - start[1]) * 1e3)
 """
 
 
-def run(code: str, *arguments: str, cache: Path | None = None) -> float | None:
-    """Milliseconds that a fresh process prints; None when the example does not take the options."""
+class Time(NamedTuple):
+    """Milliseconds of one run: by the clock, and of the processor."""
+
+    wall: float
+    cpu: float
+
+
+def run(code: str, cache: Path | None = None) -> Time:
+    """The time that a fresh process needs."""
     environment = {**os.environ, "ATTNGEN_CACHE": "0"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     if cache is not None:
         environment |= {"ATTNGEN_CACHE": "1", "ATTNGEN_CACHE_DIR": str(cache)}
     done = subprocess.run(
-        [sys.executable, "-c", code.format(target=TARGET), *arguments],
+        [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         env=environment,
         cwd=ROOT,
         check=False,
     )
-    return float(done.stdout) if done.returncode == 0 else None
+    if done.returncode:
+        raise SystemExit(f"{code}\n{done.stderr}")
+    return Time(*map(float, done.stdout.split()))
 
 
-def example_options(name: str) -> str:
-    """The compile script with the dtype and head dim that an example leaves open."""
-    text = (ROOT / "examples" / f"{name}.attn").read_text(encoding="utf-8")
-    options = [
-        option
-        for word, option in (("dtype ", 'dtype="bf16"'), ("head_dim ", "head_dim=64"))
-        if not any(line.strip().startswith(word) for line in text.splitlines())
-    ]
-    return ", ".join([*options, f'arch="{TARGET}"'])
+def compile_code(name: str) -> str:
+    """Text to cubin; where an example leaves dtype or head dim open, bf16 and 64."""
+    path = f"examples/{name}.attn"
+    attention = attngen.compile(ROOT / path).attention
+    options = [f"arch={TARGET!r}"]
+    if attention.dtype is None:
+        options.append('dtype="bf16"')
+    if attention.head_dim_qk is None or attention.head_dim_v is None:
+        options.append("head_dim=64")
+    return _COMPILE.format(path=path, options=", ".join(options), target=TARGET)
 
 
-def script(template: str, name: str) -> str:
-    return template.replace('dtype="bf16", head_dim=64, arch="{target}"', example_options(name))
-
-
-def summary(values: list[float]) -> Mapping[str, float]:
+def summary(times: list[Time]) -> Mapping[str, float]:
+    wall = [time.wall for time in times]
     return {
-        "median_ms": round(statistics.median(values), 1),
-        "low_ms": round(min(values), 1),
-        "high_ms": round(max(values), 1),
-        "runs": len(values),
+        "median_ms": round(statistics.median(wall), 1),
+        "low_ms": round(min(wall), 1),
+        "high_ms": round(max(wall), 1),
+        "cpu_ms": round(min(time.cpu for time in times), 1),
+        "runs": len(times),
     }
 
 
@@ -106,26 +117,25 @@ def main() -> None:
     given = parser.parse_args()
     rows: list[dict[str, object]] = []
 
-    def add(what: str, example: str, values: list[float | None]) -> None:
-        good = [v for v in values if v is not None]
-        if len(good) < len(values):
-            raise SystemExit(f"{what} of {example} failed")
-        rows.append({"suite": "startup", "what": what, "example": example, **summary(good)})
-        row = rows[-1]
-        print(f"{what:8}{example:24}{row['median_ms']:>8}  ({row['low_ms']} to {row['high_ms']})")
+    def measure(what: str, example: str, code: str, runs: int, cache: Path | None = None) -> None:
+        if cache is not None:
+            run(code, cache)
+        times = summary([run(code, cache) for _ in range(runs)])
+        row = {"suite": "startup", "what": what, "example": example, **times}
+        rows.append(row)
+        shown = f"{row['median_ms']:>8}  ({row['low_ms']} to {row['high_ms']}, cpu {row['cpu_ms']})"
+        print(f"{what:8}{example:24}{shown}")
 
-    add("import", "", [run(_IMPORT) for _ in range(given.runs)])
+    run(_START + compile_code(EXAMPLES[0]) + _STOP)  # so that Python has compiled all modules
+    measure("import", "", _START + _IMPORT + _STOP, given.runs)
     for name in EXAMPLES:
-        path = f"examples/{name}.attn"
-        cold = script(_COMPILE, name)
-        add("cold", name, [run(cold, path) for _ in range(max(1, given.runs // 3))])
+        code = _START + compile_code(name) + _STOP
+        measure("cold", name, code, max(1, given.runs // 3))
     with tempfile.TemporaryDirectory() as folder:
         for name in ("causal", "gemma2_local", "t5"):
-            path, cache = f"examples/{name}.attn", Path(folder)
-            run(script(_COMPILE, name), path, cache=cache)
-            warm, share = script(_COMPILE, name), script(_SHARE, name)
-            add("warm", name, [run(warm, path, cache=cache) for _ in range(given.runs)])
-            add("share", name, [run(share, path, cache=cache) for _ in range(given.runs)])
+            code = compile_code(name)
+            measure("warm", name, _START + code + _STOP, given.runs, Path(folder))
+            measure("share", name, _OTHERS + _START + code + _STOP, given.runs, Path(folder))
     if given.out is not None:
         environment = {
             "suite": "environment",

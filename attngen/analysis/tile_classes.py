@@ -21,7 +21,6 @@ Source: R. E. Moore, Interval Analysis, 1966, chapter 2.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, TypeAlias, final
 
 from attngen.analysis.ranges import INT32, INT64, compile_time_ranges, infer_ranges
@@ -50,6 +49,7 @@ from attngen.ir.functions import call
 from attngen.ir.interval import Interval
 from attngen.ir.traverse import children, postorder
 from attngen.ir.types import ScalarType
+from attngen.record import record
 
 __all__ = ["TILE_SYMBOLS", "Bounds", "Summary", "TileClasses", "classify_tiles", "key_may_attend"]
 
@@ -65,7 +65,7 @@ TILE_SYMBOLS: Final = ("q_first", "q_last", "qpos_first", "qpos_last", "kv_first
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Bounds:
     """Least and largest value over a tile; the same object when it is one value.
 
@@ -81,7 +81,7 @@ class Bounds:
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Summary:
     """A row-only or key-only value whose minimum and maximum over a tile are needed.
 
@@ -93,7 +93,7 @@ class Summary:
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class TileClasses:
     """What a kernel asks about a tile of rows and keys.
 

@@ -1,31 +1,14 @@
-"""Compiled kernels on disk, shared by any number of processes, threads and machines.
+"""Compiled kernels on disk: text, target, options and compiler in, machine code out.
 
-An entry is one file, named by the digest of everything that determines its content.  It is
-written under a temporary name in its own folder and renamed, so that it is whole or absent;
-it carries a checksum over its key and content, so that a damaged entry, or one under another
-entry's name, is noticed, compiled again and replaced.  No entry names a path or a machine,
-so the directory can be copied.
-
-The cache is a convenience: a directory that cannot be read or written, or that disappears,
-costs a warning and a compilation, never an error.  Two processes that miss at the same time
-both compile, to the same bytes; threads of one process wait for each other.
+An entry is named by the digest of everything that determines its content, so one that is found
+is right.  No entry names a path or a machine: the directory can be copied.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import threading
-import time
-import warnings
-from collections.abc import Callable
-from contextlib import suppress
-from functools import cache
-from hashlib import sha256
-from pathlib import Path
-from typing import final
-from uuid import uuid4
 
+from attngen import disk_cache
 from attngen.backend.nvrtc import (
     FIXED_OPTIONS,
     Compiled,
@@ -34,20 +17,12 @@ from attngen.backend.nvrtc import (
     compile_cuda,
     load_nvrtc,
 )
-from attngen.options import settings
+from attngen.disk_cache import CacheWarning, DiskCache, open_cache
 from attngen.targets import Target
 
 __all__ = ["CacheWarning", "DiskCache", "compile_cached", "make_key", "open_cache"]
 
-_SCHEMA = "attngen-kernel/1"  # changes when the meaning of a key or the layout of a file does
-_SUFFIX = ".entry"
-_TEMPORARY = ".tmp-"
-_ATTEMPTS = 3  # to write into a directory that somebody else deletes
-_ABANDONED_AFTER_SECONDS = 3600.0  # a temporary file this old was left by a killed process
-
-
-class CacheWarning(UserWarning):
-    """Something is wrong with the kernel cache; the result is right, only slower to get."""
+_SCHEMA = "attngen-kernel/1"  # changes when the meaning of a key or the layout of an entry does
 
 
 def compile_cached(
@@ -99,139 +74,8 @@ def make_key(
     context: tuple[str, ...] = (),
 ) -> str:
     """The name of a compilation: equal exactly when all of its inputs are equal."""
-    parts = [_SCHEMA, source, target, list(options), compiler_version, emit, list(context)]
-    return sha256(json.dumps(parts).encode()).hexdigest()
-
-
-def open_cache() -> DiskCache | None:
-    """The disk cache that the environment asks for; None where it is turned off."""
-    chosen = settings()
-    if not chosen.is_cache_on:
-        return None
-    return _open_directory((chosen.cache_dir or _find_user_directory()).absolute())
-
-
-@cache
-def _open_directory(directory: Path) -> DiskCache:
-    """One object per directory, so that its threads wait for each other and it warns once."""
-    return DiskCache(directory)
-
-
-def _find_user_directory() -> Path:
-    from platformdirs import user_cache_path
-
-    return user_cache_path("attngen", appauthor=False)
-
-
-@final
-class DiskCache:
-    """Blobs by key in one directory; safe for threads and processes, whole entries only."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory / "kernels"
-        self._building: dict[tuple[int, str], threading.Lock] = {}
-        self._warned: dict[str, object] = {}
-
-    def load_or_build(self, key: str, build: Callable[[], bytes]) -> bytes:
-        """The content under `key`, built and stored when it is not there.
-
-        Threads that ask for one key build it once.  What `build` raises is passed on.
-        """
-        found = self.load(key)
-        if found is not None:
-            return found
-        # The process id keeps a forked child from waiting for a thread that it does not have.
-        place = (os.getpid(), key)
-        with self._building.setdefault(place, threading.Lock()):
-            try:
-                found = self.load(key)
-                if found is not None:
-                    return found
-                content = build()
-                self.store(key, content)
-                return content
-            finally:
-                self._building.pop(place, None)
-
-    def load(self, key: str) -> bytes | None:
-        """The content under `key`; None, with a warning, when it is damaged."""
-        path = self.find_path(key)
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            self._warn("directory", f"the kernel cache {self.directory} cannot be read: {error}")
-            return None
-        content = _check(key, data)
-        if content is None:
-            self.warn_damaged(key)
-        return content
-
-    def store(self, key: str, content: bytes) -> bool:
-        """Put `content` under `key`, replacing what is there; False where that is impossible."""
-        header = f"{_SCHEMA} {_checksum(key, content)}\n".encode()
-        path = self.find_path(key)
-        for _ in range(_ATTEMPTS):
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                _write_whole(path, header + content)
-                return True
-            except FileNotFoundError:
-                continue  # somebody deletes the directory at this moment; make it once more
-            except OSError as error:
-                if self.load(key) == content:
-                    return True  # somebody else has just stored the same
-                self._warn("directory", f"the kernel cache {self.directory} is not used: {error}")
-                return False
-        return False
-
-    def find_path(self, key: str) -> Path:
-        """Where the entry of `key` is, or would be."""
-        return self.directory / key[:2] / f"{key}{_SUFFIX}"
-
-    def warn_damaged(self, key: str) -> None:
-        """Tell the user, once, that an entry cannot be used."""
-        self._warn(key, f"the cache entry {self.find_path(key)} is damaged; compiling again")
-
-    def _warn(self, about: str, text: str) -> None:
-        token = object()
-        if self._warned.setdefault(about, token) is token:  # one thread only gets its own back
-            warnings.warn(text, CacheWarning, stacklevel=4)
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    """Make `path` hold `data` in one step; nothing is left behind when that fails."""
-    _remove_abandoned(path.parent)
-    temporary = path.parent / f"{_TEMPORARY}{uuid4().hex}"
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Delete the temporary files of processes that were killed while writing."""
-    oldest = time.time() - _ABANDONED_AFTER_SECONDS
-    for path in folder.glob(f"{_TEMPORARY}*"):
-        with suppress(OSError):  # gone already, or another user's
-            if path.stat().st_mtime < oldest:
-                path.unlink()
-
-
-def _checksum(key: str, content: bytes) -> str:
-    return sha256(key.encode() + b"\n" + content).hexdigest()
-
-
-def _check(key: str, data: bytes) -> bytes | None:
-    """The content of an entry's file; None unless it is whole and stored under this key."""
-    header, newline, content = data.partition(b"\n")
-    expected = f"{_SCHEMA} {_checksum(key, content)}".encode()
-    return content if newline and header == expected else None
+    lists = json.dumps([options, context])
+    return disk_cache.make_key(_SCHEMA, source, target, lists, compiler_version, emit)
 
 
 # ---- a compilation as one blob: a line of JSON, then the binary --------------------------

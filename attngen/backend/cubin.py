@@ -12,19 +12,19 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import IntEnum, unique
 from hashlib import sha256
 from typing import Any, NoReturn, final
 
 from attngen.backend.errors import DamagedCubin
 from attngen.diagnostics.diagnostic import AttnError
+from attngen.record import record
 
 __all__ = ["KernelParam", "KernelResources", "read_resources"]
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class KernelParam:
     """One parameter of a kernel: where the kernel expects it, and its size, in bytes."""
 
@@ -34,7 +34,7 @@ class KernelParam:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class KernelResources:
     """What one kernel occupies, and the arguments it reads.
 
@@ -85,7 +85,7 @@ _MAX_NAME_BYTES = 4096
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class _Section:
     kind: int
     flags: int

@@ -17,7 +17,6 @@ import ctypes
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, NamedTuple, final
 
@@ -35,6 +34,7 @@ from attngen.backend.errors import (
     UnsupportedDtype,
 )
 from attngen.diagnostics.diagnostic import AttnError, Diagnostic
+from attngen.record import record
 
 __all__ = [
     "CPU",
@@ -68,7 +68,7 @@ _THEIR_NAME = {ours: theirs for theirs, ours in _OUR_NAME.items()}
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Device:
     """Where an array is and a kernel runs."""
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field, replace
 
 from attngen.diagnostics.diagnostic import Diagnostic, Note
 from attngen.diagnostics.span import Source, Span
+from attngen.record import record
 
 __all__ = [
     "ArchNotSupported",
@@ -42,7 +43,7 @@ MAX_SHOWN_ERRORS = 4  # of one compilation; the rest is in the log
 # ---- A5xx: the toolchain -----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CompilerMessage:
     """One error of the compiler's log.
 
@@ -119,13 +120,13 @@ class CudaCompileError(Diagnostic):
 
     def locate_in(self, source: Source) -> CudaCompileError:
         """The same error at the first line of `source` that a message names, if one does."""
-        located = self.replace(source=source)
+        located = replace(self, source=source)
         for message in self.messages:
             span = located.find_span(message)
             if span is not None:
                 others = tuple(m for m in self.messages if m is not message)
                 first = message.text
-                return located.replace(span=span, first=first, messages=(message, *others))
+                return replace(located, span=span, first=first, messages=(message, *others))
         return located
 
 

@@ -17,7 +17,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol, TypeAlias, final
 
@@ -78,15 +77,22 @@ class Driver(Protocol):
     ) -> int: ...
 
 
-@dataclass(slots=True)
 class _Loaded:
     """A kernel on one device; `max_dynamic_bytes` grows, the rest stays."""
 
-    function: int
-    keep_alive: Any
-    argument_bytes: int
-    max_threads: int
-    max_dynamic_bytes: int
+    def __init__(
+        self,
+        function: int,
+        keep_alive: Any,
+        argument_bytes: int,
+        max_threads: int,
+        max_dynamic_bytes: int,
+    ) -> None:
+        self.function = function
+        self.keep_alive = keep_alive
+        self.argument_bytes = argument_bytes
+        self.max_threads = max_threads
+        self.max_dynamic_bytes = max_dynamic_bytes
 
 
 @final

@@ -9,9 +9,10 @@ Importing this module imports nothing of CUDA; the compiler is loaded at the fir
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from typing import Any, Literal, Protocol, TypeAlias, final
 
@@ -26,6 +27,8 @@ from attngen.backend.errors import (
     ToolchainMissing,
 )
 from attngen.diagnostics.diagnostic import AttnError
+from attngen.disk_cache import make_key, open_cache
+from attngen.record import record
 from attngen.targets import Target
 
 __all__ = [
@@ -63,7 +66,7 @@ _PACKAGES = "'cuda-bindings>=13,<14' 'nvidia-cuda-nvrtc>=13,<14'"
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Compiled:
     """Machine code (or PTX text) and what the compiler said about it."""
 
@@ -75,7 +78,7 @@ class Compiled:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Outcome:
     """One run of the compiler: `status` is NVRTC's name for the result."""
 
@@ -155,25 +158,22 @@ def select_target(capability: tuple[int, int], *, compiler: Compiler | None = No
 # ---- the compiler's log ------------------------------------------------------------------
 
 # kernel.cu(3): error: identifier "y" is undefined
-_FRONT_END = re.compile(
-    r"^(?P<file>\S.*?)\((?P<line>\d+)\): (?:catastrophic |fatal |internal )?error(?: #[\w-]+)?: "
-    r"(?P<text>.*)$",
-    re.MULTILINE,
+_FRONT_END = (
+    r"(?m)^(?P<file>\S.*?)\((?P<line>\d+)\): "
+    r"(?:catastrophic |fatal |internal )?error(?: #[\w-]+)?: (?P<text>.*)$"
 )
 # ptxas application ptx input, line 21; error   : Unknown modifier '.bar'
-_ASSEMBLER = re.compile(
-    r"^ptxas (?:[^\n,]*, line (?P<line>\d+); )?(?:error|fatal)\s*: (?P<text>.*)$", re.MULTILINE
-)
-_MISSING_HEADER = re.compile(r'(?:could not|cannot) open source file "(?P<header>[^"]*)"')
-_SPILLS = re.compile(
+_ASSEMBLER = r"(?m)^ptxas (?:[^\n,]*, line (?P<line>\d+); )?(?:error|fatal)\s*: (?P<text>.*)$"
+_MISSING_HEADER = r'(?:could not|cannot) open source file "(?P<header>[^"]*)"'
+_SPILLS = (
     r"Function properties for (?P<kernel>\S+)\s*\n[^\n]*?"
     r"(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads"
 )
-_TIMING = re.compile(r"^ptxas info\s*: Compile time = .*\n?", re.MULTILINE)
+_TIMING = r"(?m)^ptxas info\s*: Compile time = .*\n?"
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Spills:
     """Registers that did not fit and went through local memory."""
 
@@ -187,10 +187,10 @@ def errors_from_log(log: str) -> tuple[CompilerMessage, ...]:
     With `#line N "spec.attn"` in the text, `file` and `line` are those of the user's text.
     """
     found: list[tuple[int, CompilerMessage]] = []
-    for match in _FRONT_END.finditer(log):
+    for match in re.finditer(_FRONT_END, log):
         message = CompilerMessage(match["file"], int(match["line"]), match["text"])
         found.append((match.start(), message))
-    for match in _ASSEMBLER.finditer(log):
+    for match in re.finditer(_ASSEMBLER, log):
         if found and match["text"].startswith("Ptx assembly aborted"):
             continue  # says no more than the errors before it
         where = f" (line {match['line']} of the PTX)" if match["line"] else ""
@@ -203,13 +203,13 @@ def spills_from_log(log: str) -> dict[str, Spills]:
     """Bytes spilled by each function that the log reports; only the log knows them."""
     return {
         match["kernel"]: Spills(int(match["stores"]), int(match["loads"]))
-        for match in _SPILLS.finditer(log)
+        for match in re.finditer(_SPILLS, log)
     }
 
 
 def _drop_timings(log: str) -> str:
     """The log without the assembler's times, which differ from run to run."""
-    return _TIMING.sub("", log)
+    return re.sub(_TIMING, "", log)
 
 
 # ---- failures ----------------------------------------------------------------------------
@@ -231,7 +231,7 @@ def _explain_failure(
     first_line = log.partition("\n")[0] or outcome.status
     if outcome.status == "NVRTC_ERROR_INVALID_OPTION":
         return AttnError(OptionRejected(None, described, first_line, options))
-    header = _MISSING_HEADER.search(log)
+    header = re.search(_MISSING_HEADER, log)
     if header:
         folders = [re.sub(r"^(-I|--include-path=)", "", o) for o in options if _is_include(o)]
         searched = ", ".join(folders) or "nothing, because no include path was passed"
@@ -286,12 +286,22 @@ class _Nvrtc:
         return self._version
 
     def build(self) -> str:
-        # NVRTC reports no build number; the head of any PTX that it writes has it.
         if self._build is None:
-            text = self.run("", FILE_NAME, (), "ptx").binary.decode("ascii", "replace")
-            found = re.search(r"\bV(\d+(?:\.\d+)+)", text)
-            self._build = found[1] if found else ".".join(map(str, self._version))
+            library = _identify_library()
+            disk = None if library is None else open_cache("compilers", ".build")
+            if library is None or disk is None:
+                self._build = self._ask_for_build()
+            else:
+                key = make_key("attngen-compiler/1", *library)
+                build = disk.load_or_build(key, lambda: self._ask_for_build().encode())
+                self._build = build.decode()
         return self._build
+
+    def _ask_for_build(self) -> str:
+        # NVRTC reports no build number; the head of any PTX that it writes has it.
+        text = self.run("", FILE_NAME, (), "ptx").binary.decode("ascii", "replace")
+        found = re.search(r"\bV(\d+(?:\.\d+)+)", text)
+        return found[1] if found else ".".join(map(str, self._version))
 
     def supported_archs(self) -> tuple[int, ...]:
         (archs,) = self._call(self._api.nvrtcGetSupportedArchs)
@@ -330,3 +340,17 @@ class _Nvrtc:
             error = CompilerFailed(None, FILE_NAME, "NVRTC", result.name, f"in {name}", "")
             raise AttnError(error)
         return tuple(values)
+
+
+def _identify_library() -> tuple[str, ...] | None:
+    """What differs between two builds of NVRTC that were ever installed here."""
+    from cuda.pathfinder import load_nvidia_dynamic_lib
+
+    try:
+        path = load_nvidia_dynamic_lib("nvrtc").abs_path
+        if path is None:
+            return None
+        facts = os.stat(path)
+    except (RuntimeError, OSError):
+        return None
+    return path, str(facts.st_size), str(facts.st_mtime_ns)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, final
 
 from attngen.analysis.ranges import INT32, compile_time_ranges
 from attngen.ir.attention import Attention
 from attngen.ir.types import Element, ScalarType
+from attngen.record import record
 
 __all__ = ["C_ELEMENT", "ArgumentLayout", "Field", "layout_arguments"]
 
@@ -32,7 +32,7 @@ _OPERAND_DIMS: Final = ("b", "h", "s", "d")
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Field:
     """One member of the struct: its C++ declaration, its `struct` format and its offset."""
 
@@ -49,7 +49,7 @@ class Field:
 
 
 @final
-@dataclass(frozen=True)
+@record
 class ArgumentLayout:
     """All members, in order; 8-byte ones first, so that nothing is padded in between."""
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, assert_never, final
 
@@ -51,6 +50,7 @@ from attngen.ir.functions import FUNCTIONS
 from attngen.ir.interval import Interval
 from attngen.ir.traverse import children, postorder, symbols, tensors
 from attngen.ir.types import ScalarType
+from attngen.record import record
 
 __all__ = [
     "Body",
@@ -92,7 +92,7 @@ class _Precedence(IntEnum):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Emitted:
     """C++ text of an expression, its type, and how tightly it binds."""
 
@@ -125,7 +125,7 @@ _INTEGER_FUNCTIONS: Final = {BinaryOp.FLOORDIV: "ag_floordiv", BinaryOp.MOD: "ag
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Variable:
     """A local variable: a let that is computed before the expression that uses it."""
 
@@ -135,7 +135,7 @@ class Variable:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Body:
     """Local variables, then the expression itself."""
 

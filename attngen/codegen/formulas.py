@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import final
 
 from attngen.codegen.arguments import C_ELEMENT
@@ -12,6 +11,7 @@ from attngen.ir.attention import Attention, Tensor, TensorDim
 from attngen.ir.expr import Expr, Let, Load, Symbol
 from attngen.ir.traverse import children, postorder
 from attngen.ir.types import ScalarType
+from attngen.record import record
 
 __all__ = ["Formula", "LetFormula", "TensorRead", "formula", "let_formulas", "tensor_reads"]
 
@@ -20,7 +20,7 @@ _MATCHING_SIZE = {"b": "B", "h": "Hq", "hkv": "Hkv", "q": "Sq", "kv": "Skv"}
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Formula:
     """C++ text of an expression, and the line of the `.attn` text it comes from."""
 
@@ -30,7 +30,7 @@ class Formula:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class LetFormula:
     """One let that is a device function of its own.
 
@@ -48,7 +48,7 @@ class LetFormula:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class TensorRead:
     """How one captured tensor is read.
 

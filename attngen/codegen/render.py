@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from attngen import resources
+from attngen.disk_cache import DiskCache, make_key, open_cache
 
 if TYPE_CHECKING:
     import jinja2
@@ -23,14 +25,42 @@ __all__ = ["render", "template_digest"]
 def _environment() -> jinja2.Environment:
     import jinja2
 
+    options: dict[str, Any] = {
+        "undefined": jinja2.StrictUndefined,
+        "trim_blocks": True,
+        "lstrip_blocks": True,
+        "keep_trailing_newline": True,
+        "autoescape": False,
+    }
+    disk = open_cache("templates", ".code")
     return jinja2.Environment(
         loader=jinja2.FunctionLoader(resources.load_template),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
+        bytecode_cache=None if disk is None else _bytecode_cache(disk, repr(options)),
+        **options,
     )
+
+
+def _bytecode_cache(disk: DiskCache, options: str) -> jinja2.BytecodeCache:
+    """Compiled templates on disk: to compile one takes 20 ms, to load it 1 ms.
+
+    Jinja takes care of a template's name, path and text; our key has the rest.
+    """
+    import jinja2
+
+    rest = ("attngen-template/1", jinja2.__version__, sys.implementation.cache_tag, options)
+
+    class Stored(jinja2.BytecodeCache):
+        def load_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
+            if (code := disk.load(self._key(bucket))) is not None:
+                bucket.bytecode_from_string(code)
+
+        def dump_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
+            disk.store(self._key(bucket), bucket.bytecode_to_string())
+
+        def _key(self, bucket: jinja2.bccache.Bucket) -> str:
+            return make_key(*rest, bucket.key, bucket.checksum)
+
+    return Stored()
 
 
 def render(template: str, context: Any, *, name: str) -> str:

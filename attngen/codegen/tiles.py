@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import final
 
 from attngen.analysis.ranges import INT32, LONGEST
@@ -14,12 +13,13 @@ from attngen.ir.interval import Interval
 from attngen.ir.types import ScalarType
 from attngen.passes.fold_constants import fold_expr
 from attngen.passes.name_shared import name_shared_nodes
+from attngen.record import record
 
 __all__ = ["SummaryFormula", "TileFormulas", "tile_formulas"]
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class SummaryFormula:
     """A value whose minimum and maximum over a tile are fields `<name>_low` and `<name>_high`.
 
@@ -33,7 +33,7 @@ class SummaryFormula:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class TileFormulas:
     """What a kernel asks of a tile; None where the answer is always yes.
 

@@ -1,7 +1,7 @@
 """Compile a generated kernel for the CPU, once: text in, shared object in a cache out.
 
 A library's name is a digest of everything that decides what is in it (the kernel's text, the
-host header, the compiler and its flags), so a file that exists is right, and processes that
+host headers, the compiler and its flags), so a file that exists is right, and processes that
 build the same kernel at the same time only do some work twice.
 """
 
@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -34,7 +34,7 @@ from attngen.cpu.errors import (
 from attngen.diagnostics.diagnostic import AttnError
 from attngen.options import settings
 
-__all__ = ["BUILD_LIMIT_S", "CppCompiler", "build_library", "find_compiler", "host_header"]
+__all__ = ["BUILD_LIMIT_S", "CppCompiler", "build_library", "find_compiler", "host_headers"]
 
 BUILD_LIMIT_S = 300.0  # zig builds parts of the C library the first time
 
@@ -62,7 +62,8 @@ _COMPILER_FLAGS = (
     ("-ftrivial-auto-var-init=pattern",),
 )
 _LINK_FLAGS = ("-shared", "-pthread")
-_SOURCE, _HEADER, _OBJECT, _LIBRARY = "kernel.cu", "host.h", "kernel.o", "kernel.so"
+_SOURCE, _OBJECT, _LIBRARY = "kernel.cu", "kernel.o", "kernel.so"
+_HEADERS = ("host.h", "host_mma.h")  # included in this order, before the kernel
 _SEARCHED = ("g++", "clang++", "c++")
 _ERROR_LINES = 8
 
@@ -123,14 +124,16 @@ def _version_of(command: tuple[str, ...]) -> str | None:
     return answer.stdout.split("\n", 1)[0].strip()
 
 
-def host_header() -> str:
-    """The text of `host.h`."""
-    return files("attngen.cpu").joinpath(_HEADER).read_text(encoding="utf-8")
+def host_headers() -> dict[str, str]:
+    """The texts of `host.h` and `host_mma.h`, which a kernel's text is compiled behind."""
+    folder = files("attngen.cpu")
+    return {name: folder.joinpath(name).read_text(encoding="utf-8") for name in _HEADERS}
 
 
 @lru_cache
 def _machine_flags() -> tuple[str, ...]:
-    """`-mfma` where the processor has it: ag_fma is exact either way, but a call without it."""
+    """What the processor has: `fma` for ag_fma, which is exact either way but a call without it,
+    and `f16c` to widen fp16."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return ()
     try:
@@ -138,7 +141,8 @@ def _machine_flags() -> tuple[str, ...]:
     except OSError:
         return ()
     flags = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
-    return ("-mfma",) if flags and "fma" in flags[1].split() else ()
+    found = flags[1].split() if flags else []
+    return tuple(f"-m{name}" for name in ("fma", "f16c") if name in found)
 
 
 @lru_cache
@@ -167,23 +171,25 @@ def build_library(
              cannot be written; A544 after `limit_s` seconds.
     """
     compiler = compiler or find_compiler()
-    header = host_header()
+    headers = host_headers()
     flags = (
         *_COMPILE_FLAGS,
         *_machine_flags(),
         *_compiler_flags(compiler.command),
         f"-O{optimization}",
     )
-    library = cache_dir / f"{_digest(text, header, compiler, (*flags, *_LINK_FLAGS))}.so"
+    library = cache_dir / f"{_digest(text, headers, compiler, (*flags, *_LINK_FLAGS))}.so"
     if library.is_file():
         return library
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="build-", dir=cache_dir) as folder:
             Path(folder, _SOURCE).write_text(text, encoding="utf-8")
-            Path(folder, _HEADER).write_text(header, encoding="utf-8")
+            for name, header in headers.items():
+                Path(folder, name).write_text(header, encoding="utf-8")
             # Relative names, so that neither messages nor the library depend on the folder.
-            sources = ("-include", _HEADER, "-x", "c++", "-c", _SOURCE, "-o", _OBJECT)
+            included = [part for name in headers for part in ("-include", name)]
+            sources = (*included, "-x", "c++", "-c", _SOURCE, "-o", _OBJECT)
             _call((*compiler.command, *flags, *sources), folder, limit_s)
             _call((*compiler.linker, *_LINK_FLAGS, _OBJECT, "-o", _LIBRARY), folder, limit_s)
             os.replace(Path(folder, _LIBRARY), library)
@@ -192,9 +198,11 @@ def build_library(
     return library
 
 
-def _digest(text: str, header: str, compiler: CppCompiler, flags: Sequence[str]) -> str:
+def _digest(
+    text: str, headers: Mapping[str, str], compiler: CppCompiler, flags: Sequence[str]
+) -> str:
     digest = hashlib.sha256()
-    for part in (text, header, *compiler.command, compiler.version, *flags):
+    for part in (text, *headers.values(), *compiler.command, compiler.version, *flags):
         encoded = part.encode()
         digest.update(len(encoded).to_bytes(8, "little"))
         digest.update(encoded)

@@ -23,7 +23,8 @@ class Fault(Enum):
     SHUFFLE_LANE = 12
     LOCAL_BOUNDS = 13
     INTEGER = 14
-    LAUNCH = 15
+    UNFINISHED_COPY = 15
+    LAUNCH = 16
 
     def __str__(self) -> str:
         """The fault in words, as messages say it."""
@@ -46,5 +47,6 @@ _MEANINGS = {
     Fault.SHUFFLE_LANE: "a shuffle reads a lane that does not exist",
     Fault.LOCAL_BOUNDS: "a local array is used outside its bounds",
     Fault.INTEGER: "integer arithmetic has no defined result",
+    Fault.UNFINISHED_COPY: "a thread ends before its asynchronous copies",
     Fault.LAUNCH: "the launch does not fit the kernel",
 }

@@ -4,7 +4,7 @@
 // each of them a meaning in C++17, so that the same text, unchanged, becomes a shared object:
 //
 //     g++ -std=c++17 -O2 -ffp-contract=off -fno-strict-aliasing -fPIC -shared -DAG_HOST
-//         -include host.h -x c++ kernel.cu
+//         -include host.h -include host_mma.h -x c++ kernel.cu
 //
 // (attngen/cpu/build.py adds the compiler's own checks of integers and local arrays.)
 //
@@ -15,6 +15,7 @@
 // The point is to find mistakes, also those that a GPU would not show:
 //   - every shared and global access is checked against its array, its alignment and its rights;
 //   - shared memory that nobody has written may not be read;
+//   - what an asynchronous copy reads and writes is left alone until it has been waited for;
 //   - two accesses to one place by different threads, one of them a write, need a barrier between
 //     them.  This is decided by the barriers alone, never by the order in which fibers ran;
 //   - barriers and warp collectives must be reached by everybody, at the same place in the text;
@@ -22,7 +23,8 @@
 //
 // Sections: launch and report; fibers; threads, warps and blocks; faults; scheduling; barriers;
 // the race detector; shared memory; global memory; what the compiler checks; the run; the device
-// functions.
+// functions.  Asynchronous copies and what else tensor cores need are in host_mma.h; the members
+// that only that header uses cost a kernel without them nothing.
 #ifndef AG_HOST_H
 #define AG_HOST_H
 
@@ -55,6 +57,7 @@ struct ag_launch {
     int32_t workers;       // OS threads
     int32_t mode;          // ag_host::Mode
     uint32_t seed;         // of Mode random
+    int32_t landing;       // ag_host::Landing
     int32_t is_checked;    // 0: no search for races and unwritten memory; addresses are checked
     int32_t range_count;
     const ag_range* ranges;
@@ -65,6 +68,7 @@ struct ag_report {
     int32_t block, thread, line;
     int64_t switches;      // from one fiber to another
     int64_t shared_reads, shared_writes, global_loads, global_stores;
+    int64_t shared_wavefronts, shared_wavefronts_least;
     char text[2048];
 };
 
@@ -76,6 +80,7 @@ struct ag_report {
 namespace ag_host {
 
 enum Mode : int32_t { kRing, kEager, kEagerLast, kRandom };
+enum Landing : int32_t { kLate, kEarly };  // when an asynchronous copy moves its bytes
 
 enum Fault : int32_t {
     kNone,
@@ -93,6 +98,7 @@ enum Fault : int32_t {
     kShuffleLane,         // a shuffle from a lane that does not exist
     kLocalBounds,         // outside an array of the thread's own
     kInteger,             // an overflow, a division by zero, or a shift that C++ does not define
+    kUnfinishedCopy,      // a thread has ended without a wait for its copies
     kLaunch,              // the launch does not fit the kernel, or memory ran out
 };
 
@@ -109,8 +115,7 @@ inline bool is_same(Site a, Site b) {
 
 #define AG_DEVICE inline __attribute__((always_inline))
 #define AG_NOINLINE static __attribute__((noinline, unused))
-#define AG_COLD __attribute__((cold, noinline)) static
-#define AG_NOINLINE __attribute__((noinline)) static
+#define AG_COLD __attribute__((cold, noinline, unused)) static
 #define AG_LIKELY(x) __builtin_expect(!!(x), 1)
 #define AG_UNLIKELY(x) __builtin_expect(!!(x), 0)
 
@@ -215,7 +220,8 @@ inline void* first_stack_pointer(unsigned char* stack_end, void (*entry)()) {
 //
 // A block's tick counts its barriers of either kind; an access carries the tick of the last
 // barrier that its thread has passed.  So stamps of one block compare as their ticks do, and 0
-// is "never".  `low` is the size of a written element (size_code), or who read it (Readers).
+// is "never".  `low` is the size of a written element (size_code; 0 while a copy is on its way
+// there), or who read it (Readers).
 typedef uint64_t Stamp;
 constexpr int kThreadShift = 2, kTickShift = 12, kBlockShift = 38;
 constexpr uint64_t kTickLimit = 1ull << (kBlockShift - kTickShift);
@@ -239,9 +245,10 @@ struct Counters {
 
 struct Warp;
 struct Block;
+struct Copies;
 
-// One CUDA thread.  The first members are what each memory access needs.
-struct Thread {
+// One CUDA thread.  A cache line for memory accesses comes first, and then one for waiting.
+struct alignas(64) Thread {
     Stamp stamp;           // of an access made now
     Stamp block_since;     // accesses of this block below it are ordered before now, for all
     Stamp warp_since;      // the same for accesses of this warp
@@ -249,34 +256,81 @@ struct Thread {
     unsigned char* shared;
     Cell* cells;           // null: unchecked
     size_t cell_plane;
-    Counters counters;
+    Copies* copies;
 
     int index, lane, warp_index;
+    uint32_t shared_bytes;
     Warp* warp;
     Block* block;
     void* stack_pointer;   // while it does not run
     const char* waits_in;  // the function, while it waits
     Site waits_at;
+
+    Counters counters;
 };
 
-// Lanes are bits.  `in` is filled by the arriving lanes; `out` by the last one, for all.
-struct Warp {
+// Lanes are bits.  What a collective is given is filled by the arriving lanes, each its own place;
+// the last one makes of it what all of them take with them.
+struct alignas(64) Warp {
     uint32_t lanes, ready, waiting, ended;
     const char* collective;
     Site site;
     int first_waiting;
     Stamp since;
-    float in[32], out[32];
+    float in[32], out[32];     // of a shuffle
     int source[32];
+    int votes[32], vote;       // of each lane, and of all
+    uint32_t rows[32];         // of matrices: places in shared memory
+    uint16_t matrices[4 * 8 * 8];
+    alignas(32) uint16_t a[4 * 8 * 8];  // of a product: see host_mma.h
+    alignas(32) uint16_t b[16 * 8];
+    alignas(32) float c[16 * 8];
+};
+
+// The accesses of a warp's lanes to shared memory at one line of the text, those that the lanes
+// make together on a GPU in one record: the first of each lane, the second of each, and so on.
+struct WarpAccess {
+    uint32_t lanes;
+    uint32_t places[32];
+};
+struct AccessLine {
+    Site site;
+    int bytes, count, capacity;
+    WarpAccess* accesses;
+    int made[32];              // by each lane
+};
+struct AccessLog {
+    AccessLine* lines;
+    int count, capacity, recent;
+    void (*close)(Block& b, AccessLog& log);  // null when nothing is open
+};
+
+// An asynchronous copy of 16 bytes, from its start until its thread has waited for it.
+struct Copy {
+    const unsigned char* source;  // null: zeros
+    uint32_t place;               // of its destination
+    int64_t group;
+    Site site;
+    bool is_source_writable;
+};
+
+// The copies of a thread that are on their way, `items[first]` to `items[count - 1]`; the oldest
+// comes first.
+struct Copies {
+    Copy* items;
+    int first, count, capacity;
+    int64_t groups;               // that were closed
 };
 
 constexpr int kMaxThreads = 1024, kMaxWarps = kMaxThreads / 32;
 
 struct Run;
+struct Range;
 
 // The block that a worker runs at the moment; the worker uses it again for the next one.
 struct Block {
     Run* run;
+    bool is_in_order;      // a warp's later lanes come next, if any are ready
     int index, thread_count, warp_count;
     Thread* threads;
     Warp warps[kMaxWarps];
@@ -286,10 +340,16 @@ struct Block {
     uint64_t tick;
     Stamp since;
     uint64_t random;
-    int64_t switches;      // of all blocks of the worker, like `counters`
+    int64_t switches;      // of all blocks of the worker, like the next three
     Counters counters;
+    int64_t wavefronts, wavefronts_least;
     unsigned char* shared;
     Cell* cells;
+    Copies* copies;        // of each thread
+    // Called by stores to global memory while copies from writable arrays are on their way.
+    void (*check_sources)(Thread&, uintptr_t address, size_t bytes, const Range&, Site);
+    int writable_sources;  // how many such copies
+    AccessLog* logs;       // of each warp
     int recent_range;
     void* home;            // the worker's own stack pointer
     unsigned char* stacks;
@@ -395,7 +455,7 @@ inline Thread* thread_at(Block& b, int warp, int lane) { return &b.threads[warp 
 //   eager       a warp until all its lanes are stuck, then the next warp
 //   eager last  the same backwards, the last warp first
 //   random      any
-inline Thread* pick_next(Block& b, const Thread& t) {
+AG_NOINLINE Thread* pick_any(Block& b, const Thread& t) {
     if (!b.ready_warps) return nullptr;
     int w = t.warp_index;
     uint32_t own = b.warps[w].ready;
@@ -418,6 +478,13 @@ inline Thread* pick_next(Block& b, const Thread& t) {
     }
 }
 
+// The same, with the frequent answer in line: the next lane.
+inline Thread* pick_next(Block& b, Thread& t) {
+    uint32_t later = t.warp->ready >> t.lane >> 1;
+    if (AG_LIKELY(b.is_in_order && later)) return &t + 1 + lowest_bit(later);
+    return pick_any(b, t);
+}
+
 inline void switch_to(Thread& from, Thread& to) {
     if (&from == &to) return;
     ++from.block->switches;
@@ -430,7 +497,7 @@ inline void set_ready(Block& b, int warp, uint32_t lanes) {
     if (b.warps[warp].ready) b.ready_warps |= 1u << warp;
 }
 inline void set_stuck(Block& b, const Thread& t) {
-    Warp& w = b.warps[t.warp_index];
+    Warp& w = *t.warp;
     w.ready &= ~(1u << t.lane);
     if (!w.ready) b.ready_warps &= ~(1u << t.warp_index);
 }
@@ -473,6 +540,12 @@ inline void refresh_stamps(Thread& t) {
     t.stamp = t.warp_since | (Stamp)t.index << kThreadShift;
 }
 
+// Where all lanes of a warp have come to.
+inline void close_log(Block& b, int warp) {
+    AccessLog& log = b.logs[warp];
+    if (AG_UNLIKELY(log.close)) log.close(b, log);
+}
+
 static void sync_block(Thread& t, Site site) {
     Block& b = *t.block;
     if (b.live != b.thread_count)
@@ -493,6 +566,7 @@ static void sync_block(Thread& t, Site site) {
         for (int w = 0; w < b.warp_count; ++w) {
             b.warps[w].since = b.since;
             set_ready(b, w, b.warps[w].lanes);
+            close_log(b, w);
         }
         let_others_go_first(t);
     }
@@ -519,6 +593,7 @@ inline void warp_collective(Thread& t, const char* name, Site site, Finish finis
     if (w.waiting != w.lanes) {
         wait_here(t, name, site);
     } else {
+        close_log(*t.block, t.warp_index);
         finish(w);
         w.waiting = 0;
         set_ready(*t.block, t.warp_index, w.lanes);
@@ -553,11 +628,6 @@ static float shuffle_xor(Thread& t, float x, int mask, Site site) {
     return w.out[t.lane];
 }
 
-// Asynchronous copies (cp.async, TMA) and asynchronous matrix instructions belong here: each is
-// put in a queue of its thread, warp or block, and lands either at once or as late as its wait
-// allows, by a second setting of the launch beside `mode`.  A wait on an mbarrier is a `wait_here`
-// that the landing, or the last arrival, makes ready.  Nothing of it is built yet.
-
 // ---- the race detector -----------------------------------------------------------------------
 //
 // Only barriers order memory: `ag_sync` for the block, `ag_sync_warp` for the warp.  An access by
@@ -567,7 +637,12 @@ static float shuffle_xor(Thread& t, float x, int mask, Site site) {
 //   - s and t share a warp, and t has passed either barrier since.
 // A cell keeps the last write and a summary of the reads behind it; because older accesses are
 // ordered before those, this loses nothing (as in FastTrack, Flanagan and Freund 2009).
+//
+// Two events are more than one access of one thread.  A matrix that a warp loads is read by all
+// its lanes.  An asynchronous copy writes at some time between its start and the end of the wait
+// for it: both count as writes, and whoever meets it in between is in a race (host_mma.h).
 
+enum Access { kRead, kWarpRead, kWrite };
 enum Readers : Stamp { kOneThread, kSeveralLanes, kSeveralWarps, kSeveralBlocks };
 constexpr Stamp kLow = 3;
 
@@ -596,6 +671,16 @@ inline Stamp with_reader(const Thread& t, Stamp reads) {
     if (reads < t.warp_since) return t.stamp;
     if (stamp_thread(reads) == t.index) return reads;
     return (reads & ~kLow) | kSeveralLanes;
+}
+
+// The same two for a read by the whole warp of `t`.
+inline bool is_ordered_for_warp(const Thread& t, Stamp earlier) {
+    return earlier < t.block_since ||
+           (stamp_warp(earlier) == t.warp_index && earlier < t.warp_since);
+}
+inline Stamp with_warp_as_reader(const Thread& t, Stamp reads) {
+    Stamp joined = with_reader(t, reads);
+    return (joined & kLow) >= kSeveralWarps ? joined : (joined & ~kLow) | kSeveralLanes;
 }
 
 // "wrote, with no barrier between" and the like, for either kind of memory.
@@ -636,41 +721,80 @@ inline uint32_t written_bytes(Stamp written) {
     return (written & kLow) == 3 ? 4 : (uint32_t)(written & kLow);
 }
 
-// An array as messages name it.
+// An array as messages name it; with elements of 0 bytes there is none, only an address.
 struct SharedArray {
     uint32_t first_byte, element_bytes;
 };
+constexpr SharedArray kByAddress = {0, 0};
+
+AG_COLD void name_element(uint32_t address, SharedArray a, char* text, size_t size) {
+    if (a.element_bytes)
+        snprintf(text, size, "element %u of the shared array at byte %u",
+                 (address - a.first_byte) / a.element_bytes, a.first_byte);
+    else
+        snprintf(text, size, "byte %u of shared memory", address);
+}
 
 [[noreturn]] AG_COLD void fail_shared_race(Thread& t, uint32_t address, SharedArray a,
                                            Conflict c, Site site) {
-    char other[160];
+    char element[80], other[160];
+    name_element(address, a, element, sizeof element);
     describe_conflict(t, c, other, sizeof other);
-    fail(t, kSharedRace, site, "%s element %u of the shared array at byte %u, %s", c.now,
-         (address - a.first_byte) / a.element_bytes, a.first_byte, other);
+    fail(t, kSharedRace, site, "%s %s, %s", c.now, element, other);
 }
 
 [[noreturn]] AG_COLD void fail_uninitialised(Thread& t, uint32_t address, SharedArray a,
                                              Site site) {
+    char element[80];
+    name_element(address, a, element, sizeof element);
     fail(t, kUninitialisedRead, site,
-         "reads element %u of the shared array at byte %u, which no thread of the block has "
-         "written so far (or a barrier is missing)",
-         (address - a.first_byte) / a.element_bytes, a.first_byte);
+         "reads %s, which no thread of the block has written so far (or a barrier is missing)",
+         element);
+}
+
+// Is a copy on its way to the word that this is the cell of?
+inline bool is_on_its_way(const Thread& t, Stamp written) {
+    return written >= t.block_first && !(written & kLow);
+}
+
+AG_COLD void name_copy(const Thread& t, const Thread& owner, const Copy& copy, char* text,
+                       size_t size) {
+    int used = &t == &owner ? snprintf(text, size, "its own copy")
+                            : snprintf(text, size, "the copy of thread %d", owner.index);
+    snprintf(text + used, size - used, " at %s:%d%s", copy.site.file, copy.site.line,
+             copy.group == owner.copies->groups ? ", in no group," : "");
+}
+
+[[noreturn]] AG_COLD void fail_on_its_way(Thread& t, uint32_t address, Stamp start,
+                                          Access access, SharedArray array, Site site) {
+    char element[80], name[200] = "a copy";
+    name_element(address, array, element, sizeof element);
+    const Thread& owner = t.block->threads[stamp_thread(start)];
+    for (int i = owner.copies->first; i < owner.copies->count; ++i) {
+        const Copy& copy = owner.copies->items[i];
+        if (copy.place == (address & ~15u)) name_copy(t, owner, copy, name, sizeof name);
+    }
+    fail(t, kSharedRace, site, "%s %s, where %s is still on its way",
+         access == kWrite ? "writes" : "reads", element, name);
 }
 
 // One piece of an access: a cell that was written in this block.
-inline void check_piece(Thread& t, const Cell& cell, uint32_t address, bool is_write,
+inline void check_piece(Thread& t, const Cell& cell, uint32_t address, Access access,
                         SharedArray array, Site site) {
-    const char* now = is_write ? "writes" : "reads";
-    if (!is_ordered(t, cell.written))
+    const char* now = access == kWrite ? "writes" : "reads";
+    if (!(access == kWarpRead ? is_ordered_for_warp(t, cell.written)
+                              : is_ordered(t, cell.written)))
         fail_shared_race(t, address, array, {now, "wrote", cell.written}, site);
-    if (is_write && !are_ordered(t, cell.read))
+    if (access == kWrite && !are_ordered(t, cell.read))
         fail_shared_race(t, address, array, {now, "read", cell.read}, site);
 }
 
 // The whole rule for one access of 1, 2 or 4 bytes, also where elements of another size were
 // there before: a larger one is cut up, smaller ones are each looked at and then covered.
-AG_NOINLINE void check_shared(Thread& t, uint32_t address, uint32_t bytes, bool is_write,
+AG_NOINLINE void check_shared(Thread& t, uint32_t address, uint32_t bytes, Access access,
                               SharedArray array, Site site) {
+    Stamp word = cell_at(t, address & ~3u).written;
+    if (is_on_its_way(t, word)) fail_on_its_way(t, address, word, access, array, site);
     for (uint32_t size = 4; size > bytes; size /= 2) {
         uint32_t first = address & ~(size - 1);
         Cell whole = cell_at(t, first);
@@ -681,18 +805,20 @@ AG_NOINLINE void check_shared(Thread& t, uint32_t address, uint32_t bytes, bool 
     for (uint32_t a = address; a < address + bytes;) {
         Cell& cell = cell_at(t, a);
         if (cell.written < t.block_first) {
-            if (!is_write) fail_uninitialised(t, address, array, site);
+            if (access != kWrite) fail_uninitialised(t, address, array, site);
             a += 1;
             continue;
         }
-        check_piece(t, cell, address, is_write, array, site);
+        check_piece(t, cell, address, access, array, site);
         a += written_bytes(cell.written);
-        if (is_write)
+        if (access == kWrite)
             cell = {0, 0};
+        else if (access == kWarpRead)
+            cell.read = with_warp_as_reader(t, cell.read);
         else
             cell.read = with_reader(t, cell.read);
     }
-    if (is_write) cell_at(t, address) = {t.stamp | size_code(bytes), 0};
+    if (access == kWrite) cell_at(t, address) = {t.stamp | size_code(bytes), 0};
 }
 
 // The frequent cases, decided in line: written before the last ag_sync, as the same size.
@@ -702,7 +828,7 @@ AG_DEVICE void note_shared_read(Thread& t, uint32_t address, SharedArray array, 
     Stamp written = cell.written, read = cell.read;
     bool is_plain = written >= t.block_first && written < t.block_since &&
                     (written & kLow) == size_code(bytes);
-    if (AG_UNLIKELY(!is_plain)) return check_shared(t, address, bytes, false, array, site);
+    if (AG_UNLIKELY(!is_plain)) return check_shared(t, address, bytes, kRead, array, site);
     bool is_known = read == t.stamp || (read >= t.block_since && (read & kLow) == kSeveralWarps);
     if (!is_known) cell.read = with_reader(t, read);
 }
@@ -712,7 +838,7 @@ AG_DEVICE void note_shared_write(Thread& t, uint32_t address, SharedArray array,
     Stamp written = cell.written;
     bool is_plain = written >= t.block_first && written < t.block_since &&
                     (written & kLow) == size_code(bytes) && cell.read < t.block_since;
-    if (AG_UNLIKELY(!is_plain)) return check_shared(t, address, bytes, true, array, site);
+    if (AG_UNLIKELY(!is_plain)) return check_shared(t, address, bytes, kWrite, array, site);
     cell.written = t.stamp | size_code(bytes);
 }
 
@@ -834,7 +960,9 @@ inline void note_global_read(Thread& t, const Range& r, size_t element, Site sit
         fail_global_race(t, r, element, {"reads", "wrote", written}, site);
 }
 
-AG_NOINLINE void check_global(Thread& t, const void* p, size_t bytes, bool is_write, Site site) {
+// The array that an access is in.
+AG_NOINLINE const Range& check_global(Thread& t, const void* p, size_t bytes, bool is_write,
+                                      Site site) {
     uintptr_t address = (uintptr_t)p;
     Block& b = *t.block;
     const Range* ranges = b.run->ranges;
@@ -853,7 +981,8 @@ AG_NOINLINE void check_global(Thread& t, const void* p, size_t bytes, bool is_wr
     if (is_write && !r.is_writable)
         fail(t, kReadOnly, site, "writes byte %zu of %s, which is read-only",
              (size_t)(address - r.begin), r.name);
-    if (!r.cells) return;
+    if (!r.cells) return r;
+    if (AG_UNLIKELY(is_write && b.writable_sources)) b.check_sources(t, address, bytes, r, site);
     if (bytes < r.element_bytes)
         fail(t, kMisaligned, site, "uses %zu byte(s) of %s, whose elements have %zu", bytes, r.name,
              r.element_bytes);
@@ -864,6 +993,7 @@ AG_NOINLINE void check_global(Thread& t, const void* p, size_t bytes, bool is_wr
             note_global_write(t, r, element, site);
         else
             note_global_read(t, r, element, site);
+    return r;
 }
 
 // ---- what the compiler checks: local arrays and integers -------------------------------------
@@ -916,6 +1046,11 @@ static void unmap_memory(void* p, size_t bytes) {
     if (b.arrived)
         fail(t, kEndedLane, b.barrier_site, "has ended, but thread %d waits in ag_sync",
              b.first_arrived);
+    if (t.copies->count) {
+        const Copy& copy = t.copies->items[t.copies->first];
+        fail(t, kUnfinishedCopy, copy.site, "has ended, but its copy is still on its way%s",
+             copy.group == t.copies->groups ? ", in no group" : "");
+    }
     w.ended |= 1u << t.lane;
     --b.live;
     set_stuck(b, t);
@@ -944,11 +1079,14 @@ static bool allocate_block(Block& b, Run& run) {
     b.run = &run;
     b.thread_count = launch.threads;
     b.warp_count = (launch.threads + 31) / 32;
+    b.is_in_order = launch.mode == kRing || launch.mode == kEager;
     b.threads = (Thread*)map_memory(launch.threads * sizeof(Thread));
     b.shared = (unsigned char*)map_memory(launch.shared_bytes);
     b.stacks_bytes = launch.threads * kStackBytes;
     b.stacks = (unsigned char*)map_memory(b.stacks_bytes);
-    if (!b.threads || !b.shared || !b.stacks) return false;
+    b.copies = (Copies*)map_memory(launch.threads * sizeof(Copies));
+    b.logs = (AccessLog*)map_memory(b.warp_count * sizeof(AccessLog));
+    if (!b.threads || !b.shared || !b.stacks || !b.copies || !b.logs) return false;
     // Where the system has no room for so many guards (very many threads times workers) the run
     // goes on without.
     for (int i = 0; i < launch.threads; ++i)
@@ -963,6 +1101,13 @@ static bool allocate_block(Block& b, Run& run) {
 
 static void free_block(Block& b) {
     const ag_launch& launch = *b.run->launch;
+    for (int i = 0; b.copies && i < b.thread_count; ++i) free(b.copies[i].items);
+    for (int w = 0; b.logs && w < b.warp_count; ++w) {
+        for (int l = 0; l < b.logs[w].count; ++l) free(b.logs[w].lines[l].accesses);
+        free(b.logs[w].lines);
+    }
+    unmap_memory(b.copies, launch.threads * sizeof(Copies));
+    unmap_memory(b.logs, b.warp_count * sizeof(AccessLog));
     unmap_memory(b.threads, launch.threads * sizeof(Thread));
     unmap_memory(b.shared, launch.shared_bytes);
     unmap_memory(b.stacks, b.stacks_bytes);
@@ -980,6 +1125,7 @@ static void reset_block(Block& b, int index) {
     if (!b.random) b.random = 1;
     b.fault = kNone;
     b.ready_warps = 0;
+    b.writable_sources = 0;
     memset(b.shared, 0xff, launch.shared_bytes);  // a NaN in every float format
     memset(b.threads, 0, b.thread_count * sizeof(Thread));
     for (int w = 0; w < b.warp_count; ++w) {
@@ -999,6 +1145,10 @@ static void reset_block(Block& b, int index) {
         t.shared = b.shared;
         t.cells = b.cells;
         t.cell_plane = (launch.shared_bytes + 3) / 4;
+        t.shared_bytes = (uint32_t)launch.shared_bytes;
+        t.copies = &b.copies[i];
+        t.copies->first = t.copies->count = 0;
+        t.copies->groups = 0;
         t.block_first = b.since;
         refresh_stamps(t);
         unsigned char* end = b.stacks + (i + 1) * kStackBytes;
@@ -1016,6 +1166,7 @@ static void run_block(Block& b, int index) {
     self = first;
     ag_host_switch(&b.home, first->stack_pointer);
     self = nullptr;
+    for (int w = 0; w < b.warp_count; ++w) close_log(b, w);
 }
 
 static void add_counters(Block& b) {
@@ -1062,6 +1213,8 @@ static void* work(void* argument) {
     run.report->shared_writes += b->counters.shared_writes;
     run.report->global_loads += b->counters.global_loads;
     run.report->global_stores += b->counters.global_stores;
+    run.report->shared_wavefronts += b->wavefronts;
+    run.report->shared_wavefronts_least += b->wavefronts_least;
     pthread_mutex_unlock(&run.lock);
     free_block(*b);
     unmap_memory(b, sizeof(Block));

@@ -4,10 +4,11 @@
     python -m attngen.cpu.mutate kernel.cu --check module:name   build, run and judge each
 
 A mutant differs from the kernel in one token or call: a barrier deleted, a shuffle replaced by
-its own argument, an integer literal moved by one, a comparison changed.  Only the text below the
-marker that ends the device functions is touched; comments, strings and preprocessor lines
-(`#pragma unroll`, `#line`) are not, nor are integer literals on a line with a comment
-`// free: why`, which says that the number changes the speed and nothing else.
+its own argument, an asynchronous copy, its group or the wait for it deleted, a wait for one group
+less, an integer literal moved by one, a comparison changed.  Only the text below the device
+functions is touched; comments, strings and preprocessor lines (`#pragma unroll`, `#line`) are
+not, nor are integer literals on a line with a comment `// free: why`, which says that the number
+changes the speed and nothing else.
 
 A check takes the built library and raises when it is wrong; it is a module-level function, or a
 `functools.partial` of one.
@@ -52,9 +53,12 @@ __all__ = [
 ]
 
 MARKER = "// ---- end of device functions"
+_END_OF_DEVICE_FUNCTIONS = re.compile(rf"^({MARKER}|#endif  // AG_HOST).*$", re.MULTILINE)
 
-# Calls that only order things: a mutant leaves one out.
-_ORDERING_CALLS = frozenset({"ag_sync", "ag_sync_warp"})
+# Calls that stand by themselves: a mutant leaves one out.
+_BARRIERS = frozenset({"ag_sync", "ag_sync_warp"})
+_COPIES = frozenset({"ag_copy_async", "ag_copy_commit"})
+_COPY_WAIT = "ag_copy_wait"
 _SHUFFLE_PREFIX = "ag_shuffle"
 _COMPARISONS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "=="}
 _FREE = re.compile(r"//.*\bfree: \S")
@@ -62,6 +66,7 @@ _FREE = re.compile(r"//.*\bfree: \S")
 
 class MutantKind(Enum):
     BARRIER = "barrier"
+    COPY = "copy"
     SHUFFLE = "shuffle"
     LITERAL = "literal"
     COMPARISON = "comparison"
@@ -133,8 +138,7 @@ class _Token:
 
 def mutants(text: str) -> list[Mutant]:
     """Every mutant of a kernel's text, in the order of the text."""
-    start = text.rfind(MARKER)
-    start = 0 if start < 0 else text.find("\n", start)
+    start = max((end.end() for end in _END_OF_DEVICE_FUNCTIONS.finditer(text)), default=0)
     tokens = [
         _Token(match.lastgroup or "", match[0], match.start(), match.end())
         for match in _TOKEN.finditer(text, start)
@@ -142,22 +146,43 @@ def mutants(text: str) -> list[Mutant]:
     code = [t for t in tokens if t.kind not in ("comment", "directive")]
     made: list[Mutant] = []
     for i, token in enumerate(code):
-        if token.kind == "name" and token.text in _ORDERING_CALLS:
-            made += _without_call(text, code, i)
+        if token.kind == "name" and token.text in _BARRIERS:
+            made += _without_call(text, code, i, MutantKind.BARRIER)
+        elif token.kind == "name" and token.text in _COPIES:
+            made += _without_call(text, code, i, MutantKind.COPY)
+        elif token.kind == "name" and token.text == _COPY_WAIT:
+            made += _with_less_waiting(text, code, i)
         elif token.kind == "name" and token.text.startswith(_SHUFFLE_PREFIX):
             made += _without_shuffle(text, code, i)
-        elif token.kind == "number":
+        elif token.kind == "number" and not _is_pending(code, i):
             made += _with_next_integer(text, token)
         elif token.kind == "operator" and token.text in _COMPARISONS:
             made += _with_other_comparison(text, code, i)
     return made
 
 
-def _without_call(text: str, code: Sequence[_Token], i: int) -> Iterator[Mutant]:
+def _without_call(text: str, code: Sequence[_Token], i: int, kind: MutantKind) -> Iterator[Mutant]:
     """`ag_sync();` becomes `;`, which is a statement too."""
     end = _closing(code, i + 1)
     if end is not None:
-        yield _replace(text, MutantKind.BARRIER, code[i].start, code[end].end, "")
+        yield _replace(text, kind, code[i].start, code[end].end, "")
+
+
+def _with_less_waiting(text: str, code: Sequence[_Token], i: int) -> Iterator[Mutant]:
+    """`ag_copy_wait<1>()` becomes `ag_copy_wait<2>()`, and goes."""
+    if not _is_pending(code, i + 2):
+        return
+    pending, end = code[i + 2], _closing(code, i + 4)
+    if end is not None:
+        after = str(int(pending.text) + 1)
+        yield _replace(text, MutantKind.COPY, pending.start, pending.end, after)
+        yield _replace(text, MutantKind.COPY, code[i].start, code[end].end, "")
+
+
+def _is_pending(code: Sequence[_Token], i: int) -> bool:
+    """Whether a token is the number in `ag_copy_wait<1>`."""
+    around = [token.text for token in code[max(i - 2, 0) : i + 2]]
+    return len(around) == 4 and around[:2] == [_COPY_WAIT, "<"] and around[2].isdigit()
 
 
 def _without_shuffle(text: str, code: Sequence[_Token], i: int) -> Iterator[Mutant]:

@@ -17,7 +17,7 @@ from attngen.cpu.errors import CpuLaunchRefused, CpuRunFault
 from attngen.cpu.faults import Fault
 from attngen.diagnostics.diagnostic import AttnError
 
-__all__ = ["MemoryRange", "Mode", "RunReport", "copy_apart", "run_on_cpu"]
+__all__ = ["Landing", "MemoryRange", "Mode", "RunReport", "copy_apart", "run_on_cpu"]
 
 
 class Mode(IntEnum):
@@ -30,6 +30,16 @@ class Mode(IntEnum):
     EAGER = 1  # a warp until all its lanes are stuck, then the next warp
     EAGER_LAST = 2  # the same backwards, from the last warp
     RANDOM = 3  # any, by `seed`
+
+
+class Landing(IntEnum):
+    """When an asynchronous copy moves its bytes; the numbers are `ag_host::Landing` in `host.h`.
+
+    A right kernel gives the same answer in both, and what is wrong is a fault in both.
+    """
+
+    LATE = 0  # in the wait for it, the last moment that is allowed
+    EARLY = 1  # at its start
 
 
 @final
@@ -57,13 +67,19 @@ class MemoryRange:
 @final
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """What a run without a fault did, summed over its threads."""
+    """What a run without a fault did, summed over its threads.
+
+    Wavefronts are counted for matrices and for shared memory by address (not for `ag_shared`, nor
+    for asynchronous copies): those it took, and those it would take without bank conflicts.
+    """
 
     switches: int  # from one fiber to another
     shared_reads: int
     shared_writes: int
     global_loads: int
     global_stores: int
+    shared_wavefronts: int
+    shared_wavefronts_least: int
     seconds: float
 
 
@@ -101,6 +117,7 @@ class _Launch(ctypes.Structure):
         ("workers", ctypes.c_int32),
         ("mode", ctypes.c_int32),
         ("seed", ctypes.c_uint32),
+        ("landing", ctypes.c_int32),
         ("is_checked", ctypes.c_int32),
         ("range_count", ctypes.c_int32),
         ("ranges", ctypes.POINTER(_Range)),
@@ -118,6 +135,8 @@ class _Report(ctypes.Structure):
         ("shared_writes", ctypes.c_int64),
         ("global_loads", ctypes.c_int64),
         ("global_stores", ctypes.c_int64),
+        ("shared_wavefronts", ctypes.c_int64),
+        ("shared_wavefronts_least", ctypes.c_int64),
         ("text", ctypes.c_char * 2048),
     )
 
@@ -132,6 +151,7 @@ def run_on_cpu(
     shared_bytes: int,
     ranges: Sequence[MemoryRange],
     mode: Mode = Mode.RING,
+    landing: Landing = Landing.LATE,
     seed: int = 0,
     workers: int | None = None,
     check: bool = True,
@@ -158,6 +178,7 @@ def run_on_cpu(
         workers=workers if workers is not None else _processors(),
         mode=int(mode),
         seed=seed & 0xFFFFFFFF,
+        landing=int(landing),
         is_checked=int(check),
         range_count=len(ranges),
         ranges=rows,
@@ -180,6 +201,8 @@ def run_on_cpu(
         report.shared_writes,
         report.global_loads,
         report.global_stores,
+        report.shared_wavefronts,
+        report.shared_wavefronts_least,
         seconds,
     )
 

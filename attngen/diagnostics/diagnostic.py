@@ -15,24 +15,22 @@ Codes are a stage digit and a number; they are documented in `docs/errors.md` an
 reused: A1xx syntax, A2xx names and types, A3xx analysis, A4xx schedule and resources,
 A5xx toolchain, A6xx launch, A7xx files and command line, A9xx a bug in attngen.
 
-A diagnostic class is written like a frozen dataclass and is one for type checkers.  It does
-not go through `dataclasses`, which compiles five methods for each of a hundred classes and
-would take a third of attngen's start.
+A class that inherits from `Diagnostic` is a record by that alone.
 """
 
 from __future__ import annotations
 
-from dataclasses import MISSING, Field, dataclass, field
-from inspect import get_annotations
+from dataclasses import field, fields
 from string import Formatter
-from typing import Any, ClassVar, Self, dataclass_transform
+from typing import ClassVar, dataclass_transform
 
 from attngen.diagnostics.span import Span
+from attngen.record import record
 
 __all__ = ["AttnError", "Diagnostic", "Note"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Note:
     """A second place that belongs to the same error, with its own label."""
 
@@ -40,59 +38,9 @@ class Note:
     span: Span | None
 
 
+@record
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
-class _Record:
-    """A frozen record whose annotated members are its fields, those of its bases first."""
-
-    _fields: ClassVar[tuple[str, ...]] = ()
-    _keywords: ClassVar[frozenset[str]] = frozenset()
-    """Fields that are given by keyword only."""
-
-    def __init_subclass__(cls) -> None:
-        names = [n for n, kind in get_annotations(cls).items() if "ClassVar" not in str(kind)]
-        for name in names:
-            declared = cls.__dict__.get(name)
-            if isinstance(declared, Field):
-                if declared.kw_only is True:
-                    cls._keywords |= {name}
-                delattr(cls, name)
-                if declared.default is not MISSING:
-                    setattr(cls, name, declared.default)
-        cls._fields = (*cls._fields, *(n for n in names if n not in cls._fields))
-
-    def __init__(self, *values: Any, **named: Any) -> None:
-        positional = [n for n in self._fields if n not in self._keywords]
-        given = {**dict(zip(positional, values, strict=False)), **named}
-        missing = [n for n in self._fields if n not in given and not hasattr(type(self), n)]
-        twice = len(given) < len(values) + len(named)
-        if missing or twice or not given.keys() <= set(self._fields):
-            raise TypeError(f"{type(self).__name__} takes {', '.join(self._fields)}")
-        self.__dict__.update(given)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"a diagnostic does not change; use replace({name}=…)")
-
-    def _values(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self._fields}
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Record) or type(other) is not type(self):
-            return NotImplemented
-        return self._values() == other._values()
-
-    def __hash__(self) -> int:
-        return hash((type(self), *self._values().values()))
-
-    def __repr__(self) -> str:
-        shown = ", ".join(f"{name}={value!r:.200}" for name, value in self._values().items())
-        return f"{type(self).__name__}({shown})"
-
-    def replace(self, **changes: Any) -> Self:
-        """The same error with other values."""
-        return type(self)(**{**self._values(), **changes})
-
-
-class Diagnostic(_Record):
+class Diagnostic:
     """One error: a code, texts with holes, and the values that fill them."""
 
     code: ClassVar[str]
@@ -101,6 +49,9 @@ class Diagnostic(_Record):
     hint: ClassVar[str | None] = None
 
     span: Span | None
+
+    def __init_subclass__(cls) -> None:
+        record(cls)
 
     def notes(self) -> tuple[Note, ...]:
         """Further places to show; overridden by the classes that have some."""
@@ -121,7 +72,7 @@ class Diagnostic(_Record):
     def _fill(self, template: str | None) -> str | None:
         if template is None:
             return None
-        values = self._values()
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
         used = [name for _, name, _, _ in Formatter().parse(template) if name]
         if any(values[name] is None for name in used):
             return None

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
 
 from attngen.diagnostics.diagnostic import Diagnostic
 from attngen.diagnostics.span import Source, Span
+from attngen.record import record
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -102,7 +102,7 @@ def _place(span: Span | None) -> dict[str, Any] | None:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class _Mark:
     """A span to be marked, and what is to be said about it."""
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
-from typing import final
+from typing import NamedTuple, final
+
+from attngen.record import record
 
 __all__ = ["LINE_END", "Location", "Source", "Span"]
 
@@ -15,8 +17,7 @@ LINE_END = re.compile(r"\r\n?|\n")
 
 
 @final
-@dataclass(frozen=True, slots=True, order=True)
-class Location:
+class Location(NamedTuple):
     """A place as a person counts: line and column both start at 1."""
 
     line: int
@@ -24,7 +25,7 @@ class Location:
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Source:
     """One text and the name it is shown under."""
 
@@ -56,7 +57,7 @@ class Source:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Span:
     """`source.text[start:end]`."""
 

@@ -25,7 +25,7 @@ _DIMS = ("b", "h", "s", "d")
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)  # every call makes one, and a record's constructor is slower
 class Outputs:
     """Views of the arrays that a launch writes; None where it does not write one.
 

@@ -12,10 +12,11 @@ comments never take part in equality, so `parse(format(tree)) == tree`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeAlias, final
 
 from attngen.diagnostics.span import Span
+from attngen.record import record
 
 __all__ = [
     "Argument",
@@ -56,7 +57,7 @@ __all__ = [
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Comments:
     """Comments that belong to a statement: whole lines above it and the one behind it.
 
@@ -73,7 +74,7 @@ class Comments:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Literal:
     """A number or truth value: `3`, `2.5e-3`, `true`, `inf`, `nan`.  `text` is as written.
 
@@ -86,7 +87,7 @@ class Literal:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Name:
     """A bare name: an index, a size, a const, a param, a let, or a definition without arguments."""
 
@@ -95,7 +96,7 @@ class Name:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Index:
     """A tensor read, `tensor[i, j]`."""
 
@@ -106,7 +107,7 @@ class Index:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Argument:
     """One argument of a call or setting: `64` (name is None) or `left = 64`."""
 
@@ -116,7 +117,7 @@ class Argument:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Call:
     """`softcap(s, cap)`: a builtin function or a definition."""
 
@@ -127,7 +128,7 @@ class Call:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Unary:
     """`op` is `-`, `+` or `not`."""
 
@@ -137,7 +138,7 @@ class Unary:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Binary:
     """`op` is one of `+ - * / // % **`, with Python's precedence and associativity."""
 
@@ -148,7 +149,7 @@ class Binary:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Comparison:
     """A chain `a <= b < c`: `operands` has one entry more than `ops`."""
 
@@ -158,7 +159,7 @@ class Comparison:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class BoolOp:
     """`a and b and c`, flat: `op` is `and` or `or`, two operands or more, evaluated lazily."""
 
@@ -174,7 +175,7 @@ Expr: TypeAlias = Literal | Name | Index | Call | Unary | Binary | Comparison | 
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Dtype:
     """`dtype bf16`."""
 
@@ -184,7 +185,7 @@ class Dtype:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class HeadDim:
     """`head_dim 128` (qk and v alike) or `head_dim qk = 192, v = 128`."""
 
@@ -195,7 +196,7 @@ class HeadDim:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Heads:
     """`heads q = 32, kv = 8`."""
 
@@ -206,7 +207,7 @@ class Heads:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Const:
     """`const W = 4096` or `const W : int` (then `-D W=…` must give it)."""
 
@@ -219,7 +220,7 @@ class Const:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Param:
     """`param w : int = 256 where 1 <= w < 2**31`."""
 
@@ -233,7 +234,7 @@ class Param:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Dim:
     """One dimension of a tensor: `Skv`, `Hq?` (may be 1 or absent), or a number."""
 
@@ -243,7 +244,7 @@ class Dim:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Tensor:
     """`tensor doc : int32[B, Skv]`, a captured array."""
 
@@ -256,7 +257,7 @@ class Tensor:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Length:
     """`length q = ql[b], kv = kl[b]`: the true lengths inside padded buffers."""
 
@@ -267,7 +268,7 @@ class Length:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Let:
     """`let same_doc = doc[b, qpos] == doc[b, kv]`."""
 
@@ -279,7 +280,7 @@ class Let:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Scale:
     """`scale 1 / sqrt(Dqk)`."""
 
@@ -289,7 +290,7 @@ class Scale:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Score:
     """`score softcap(s, cap)`: the new `s`."""
 
@@ -299,7 +300,7 @@ class Score:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Mask:
     """`mask kv <= qpos`: True attends; several lines are and-ed."""
 
@@ -309,7 +310,7 @@ class Mask:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Weights:
     """`weights softmax`, `weights softmax(sink = sink[h])` or `weights sigmoid`."""
 
@@ -320,7 +321,7 @@ class Weights:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Output:
     """`output o, lse, row_max`."""
 
@@ -350,7 +351,7 @@ Statement: TypeAlias = (
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Import:
     """`import "masks.attn"`: the definitions of another file, relative to this one."""
 
@@ -360,7 +361,7 @@ class Import:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Parameter:
     """A parameter of a definition; `type` is int, float, bool, flag or tensor."""
 
@@ -371,7 +372,7 @@ class Parameter:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Definition:
     """`define window(left : int, right : int = 0) : bool = …`, expanded where it is called."""
 
@@ -385,7 +386,7 @@ class Definition:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Attention:
     """`attention NAME { … }`: what is computed."""
 
@@ -399,7 +400,7 @@ class Attention:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Setting:
     """One line of a schedule, `tile q = 128, kv = auto`: a key and its arguments."""
 
@@ -411,7 +412,7 @@ class Setting:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Schedule:
     """`schedule { … }` (every target) or `schedule sm_90a { … }` (overrides key by key)."""
 
@@ -426,7 +427,7 @@ TopLevel: TypeAlias = Import | Definition | Attention | Schedule
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class File:
     """A whole file.  `closing` holds comment lines behind the last item."""
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar, cast, final
 
 from lark import Transformer, v_args
@@ -29,6 +28,7 @@ from attngen.frontend.errors import (
     WrongDimension,
 )
 from attngen.frontend.tokens import Token
+from attngen.record import record
 
 __all__ = ["MAX_DEPTH", "Builder"]
 
@@ -53,7 +53,7 @@ T = TypeVar("T", bound=Expr | ast.Argument)
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Built(Generic[T]):
     """A finished piece of an expression; `span` includes parentheses, which leave no node."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Final, TypeVar, assert_never, final
 
 from attngen.diagnostics.diagnostic import AttnError, Diagnostic
@@ -87,6 +87,7 @@ from attngen.ir.semantics import evaluate
 from attngen.ir.traverse import children, postorder, rewrite
 from attngen.ir.types import ELEMENTS, FLOATING, Element, ScalarType
 from attngen.ir.verify import MAX_HEAD_DIM, Place
+from attngen.record import record
 
 __all__ = ["Checked", "check"]
 
@@ -109,7 +110,7 @@ _WEIGHTS: Final = ("softmax", "sigmoid")
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Checked:
     """A checked variant, and what its schedules fix."""
 
@@ -158,29 +159,33 @@ def _place(error: Diagnostic, unit: Unit) -> tuple[int, int]:
 S = TypeVar("S", bound=ast.Statement)
 
 
-@dataclass(eq=False)
 class _Checker:
     """One check: the names and results that accumulate on the way."""
 
-    unit: Unit
-    given: dict[str, Constant]
-    dtype_given: str | None
-    head_dim_given: tuple[int, int] | None
+    def __init__(
+        self,
+        unit: Unit,
+        given: dict[str, Constant],
+        dtype_given: str | None,
+        head_dim_given: tuple[int, int] | None,
+    ) -> None:
+        self.unit = unit
+        self.given = given
+        self.dtype_given = dtype_given
+        self.head_dim_given = head_dim_given
+        self.elaborator = Elaborator(unit.definitions)
 
-    names: dict[str, Binding] = field(default_factory=dict)
-    declared: dict[str, ast.Const | ast.Param | ast.Tensor | ast.Let] = field(default_factory=dict)
-    singles: dict[type[Any], ast.Statement] = field(default_factory=dict)
-    """The first statement of each kind that may stand once."""
-    const_values: dict[str, Constant] = field(default_factory=dict)
-    params: list[Param] = field(default_factory=list)
-    tensors: list[Tensor] = field(default_factory=list)
-    scores: list[Expr] = field(default_factory=list)
-    masks: list[Expr] = field(default_factory=list)
-    parts: dict[str, Any] = field(default_factory=dict)
-    """Finished fields of the Attention."""
-
-    def __post_init__(self) -> None:
-        self.elaborator = Elaborator(self.unit.definitions)
+        self.names: dict[str, Binding] = {}
+        self.declared: dict[str, ast.Const | ast.Param | ast.Tensor | ast.Let] = {}
+        self.singles: dict[type[Any], ast.Statement] = {}
+        """The first statement of each kind that may stand once."""
+        self.const_values: dict[str, Constant] = {}
+        self.params: list[Param] = []
+        self.tensors: list[Tensor] = []
+        self.scores: list[Expr] = []
+        self.masks: list[Expr] = []
+        self.parts: dict[str, Any] = {}
+        """Finished fields of the Attention."""
 
     @property
     def errors(self) -> list[Diagnostic]:

@@ -7,6 +7,7 @@ all three are known.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from enum import Enum
 from typing import Any, Final, TypeAlias
 
@@ -82,7 +83,7 @@ def _check_target(name: str, span: Span, report: Report) -> None:
         targets.get(name)
     except AttnError as error:
         for diagnostic in error.diagnostics:
-            report(diagnostic.replace(span=span))
+            report(replace(diagnostic, span=span))
 
 
 class _Checker:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from attngen.diagnostics.span import LINE_END, Source
@@ -39,14 +39,14 @@ def attach_comments(file: File, comments: Sequence[Token]) -> File:
     return replace(file, items=items, closing=attacher.lines_before(file.span.end))
 
 
-@dataclass
 class _Attacher:
     """Walks a file from top to bottom and takes comments off the front."""
 
-    source: Source
-    waiting: deque[Token]
-    done: int = 0
-    """End of the last comment or statement that has its place."""
+    def __init__(self, source: Source, waiting: deque[Token]) -> None:
+        self.source = source
+        self.waiting = waiting
+        self.done = 0
+        """End of the last comment or statement that has its place."""
 
     def item(self, item: TopLevel) -> TopLevel:
         match item:

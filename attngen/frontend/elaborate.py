@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
+from dataclasses import replace
 from typing import Final, TypeAlias, assert_never, final
 
 from attngen.diagnostics.diagnostic import Diagnostic, Note
@@ -80,6 +79,7 @@ from attngen.ir.printer import print_number
 from attngen.ir.traverse import children, symbols
 from attngen.ir.types import ScalarType
 from attngen.ir.verify import HIDDEN, Place
+from attngen.record import record
 
 __all__ = [
     "MAX_DEPTH",
@@ -136,7 +136,7 @@ _SYNONYMS: Final = {
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Value:
     """A name with a value; `kind` says in words what it is."""
 
@@ -145,7 +145,7 @@ class Value:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Captured:
     """A captured tensor."""
 
@@ -153,7 +153,7 @@ class Captured:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Later:
     """A let or const whose line is still to come, or a tensor whose shape is not known yet."""
 
@@ -162,7 +162,7 @@ class Later:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Failed:
     """A declaration with an error, or a tensor that nobody knows yet: uses say nothing."""
 
@@ -171,7 +171,7 @@ Binding: TypeAlias = Value | Captured | Later | Failed
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Where:
     """The place of an expression: its name in messages and what is hidden from it."""
 
@@ -203,7 +203,7 @@ def constant_place(text: str) -> Where:
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Scope:
     """The names that an expression sees, and where it stands."""
 
@@ -236,6 +236,8 @@ def find_closest(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> s
     for candidate in known:
         if candidate.casefold() == name.casefold() and candidate != name:
             return candidate
+    from difflib import get_close_matches
+
     matches = get_close_matches(name, known, n=1, cutoff=cutoff)
     return matches[0] if matches else None
 
@@ -256,23 +258,23 @@ class _GaveUpError(Exception):
 
 
 @final
-@dataclass(eq=False)
 class Elaborator:
     """Elaborates the expressions of one attention block; collects errors."""
 
-    definitions: Mapping[str, ast.Definition]
-    errors: list[Diagnostic] = field(default_factory=list)
-    block_names: set[str] = field(default_factory=set)
-    """All names that the block declares."""
+    def __init__(self, definitions: Mapping[str, ast.Definition]) -> None:
+        self.definitions = definitions
+        self.errors: list[Diagnostic] = []
+        self.block_names: set[str] = set()
+        """All names that the block declares."""
 
-    _reported: set[tuple[str, int, str, str]] = field(default_factory=set)
-    _used_let_names: set[str] = field(default_factory=set)
-    _expanded: set[str] = field(default_factory=set)
-    _sound: dict[str, bool] = field(default_factory=dict)
-    _steps: int = 0
-    _gave_up: bool = False
-    _symbolic: bool = False
-    """Arguments are unknown: what must be constant is taken on trust."""
+        self._reported: set[tuple[str, int, str, str]] = set()
+        self._used_let_names: set[str] = set()
+        self._expanded: set[str] = set()
+        self._sound: dict[str, bool] = {}
+        self._steps = 0
+        self._gave_up = False
+        self._symbolic = False
+        """Arguments are unknown: what must be constant is taken on trust."""
 
     def elaborate(self, e: ast.Expr, scope: Scope) -> Expr | None:
         """The typed expression, or None after an error."""
@@ -330,7 +332,7 @@ class Elaborator:
             notes = tuple(
                 Note(f"`{name}` is used here", at) for name, at in reversed(scope.expanding)
             )
-            diagnostic = diagnostic.replace(calls=(*diagnostic.calls, *notes))
+            diagnostic = replace(diagnostic, calls=(*diagnostic.calls, *notes))
         self.errors.append(diagnostic)
 
     def new_let(self, name: str, value: Expr, span: Span | None) -> Let:

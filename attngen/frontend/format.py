@@ -16,7 +16,6 @@ if it fits, else all of its own line breaks are taken.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final, TypeAlias, assert_never, final
 
 from attngen.frontend.ast import (
@@ -55,6 +54,7 @@ from attngen.frontend.ast import (
     Unary,
     Weights,
 )
+from attngen.record import record
 
 __all__ = ["format_expr", "format_file"]
 
@@ -331,7 +331,7 @@ def _bracket(opening: str, docs: Sequence[Doc], closing: str) -> Doc:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class _Line:
     """A line end where the group around it is broken, else the text `flat`."""
 
@@ -339,7 +339,7 @@ class _Line:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class _IfBroken:
     """A text where the group around it is broken, else nothing."""
 
@@ -347,7 +347,7 @@ class _IfBroken:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class _Nest:
     """Line ends inside are followed by one more level of indentation."""
 
@@ -355,7 +355,7 @@ class _Nest:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class _Group:
     """On one line if it fits there."""
 

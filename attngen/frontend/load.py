@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Final, assert_never, final
+from typing import TYPE_CHECKING, Final, assert_never, final
 
+from attngen import resources
 from attngen.diagnostics.diagnostic import AttnError, Diagnostic
 from attngen.diagnostics.span import Source, Span
 from attngen.frontend import ast
@@ -33,6 +32,10 @@ from attngen.frontend.check_errors import (
 )
 from attngen.frontend.format import format_file
 from attngen.frontend.parse import parse
+from attngen.record import record
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
 
 __all__ = [
     "Unit",
@@ -56,7 +59,7 @@ MAX_IMPORTS: Final = 32
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Unit:
     """A main file with everything that it uses."""
 
@@ -104,7 +107,7 @@ def canonical_text(attention: ast.Attention, definitions: Mapping[str, ast.Defin
 def library_names() -> Mapping[str, Traversable]:
     """The file of every library definition, by name."""
     found: dict[str, Traversable] = {}
-    folders = [files("attngen").joinpath("library")]
+    folders = [resources.package_folder("library")]
     while folders:
         for entry in sorted(folders.pop().iterdir(), key=lambda entry: entry.name):
             if entry.is_dir():
@@ -123,15 +126,17 @@ def is_library(definition: ast.Definition) -> bool:
 
 
 @final
-@dataclass(eq=False, slots=True)
 class _Module:
-    """One parsed file and the files it imports."""
+    """One parsed file and the files it imports.
 
-    label: str
-    """The file's name without its ending, for the names of hidden definitions."""
-    file: ast.File
-    own: dict[str, ast.Definition] = field(default_factory=dict)
-    imported: dict[str, tuple[_Module, ast.Definition]] = field(default_factory=dict)
+    `label` is the file's name without its ending, for the names of hidden definitions.
+    """
+
+    def __init__(self, label: str, file: ast.File) -> None:
+        self.label = label
+        self.file = file
+        self.own: dict[str, ast.Definition] = {}
+        self.imported: dict[str, tuple[_Module, ast.Definition]] = {}
 
     def find(self, name: str) -> tuple[_Module, ast.Definition] | None:
         """What a name means in this file."""

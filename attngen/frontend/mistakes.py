@@ -6,10 +6,8 @@ rules, most telling first, recognises the usual mistakes; the last one always an
 
 from __future__ import annotations
 
-import difflib
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, final
 
 from attngen.diagnostics.diagnostic import Diagnostic
@@ -25,6 +23,7 @@ from attngen.frontend.tokens import (
     TOP_LEVEL,
     Token,
 )
+from attngen.record import record
 
 __all__ = ["PARTNER", "Mistake", "closest_word", "explain"]
 
@@ -97,7 +96,7 @@ _ALIASES: Final = {
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Mistake:
     """Where the parser stopped, and all that it knew there."""
 
@@ -193,7 +192,9 @@ def closest_word(word: str, words: Sequence[str]) -> str | None:
     lowered = word.lower()
     if lowered in _ALIASES and _ALIASES[lowered] in words:
         return _ALIASES[lowered]
-    return next(iter(difflib.get_close_matches(lowered, words, n=1, cutoff=0.6)), None)
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(lowered, words, n=1, cutoff=0.6)), None)
 
 
 # ---- the rules ---------------------------------------------------------------------------

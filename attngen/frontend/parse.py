@@ -9,17 +9,20 @@ language or a name here, and where to go on after an error.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final, Protocol, cast
 
 import lark
+from lark.grammar import Rule
 from lark.lark import PostLex
+from lark.lexer import TerminalDef
 
 from attngen import resources
 from attngen.diagnostics.diagnostic import AttnError, Diagnostic
 from attngen.diagnostics.span import Source
+from attngen.disk_cache import make_key, open_cache
 from attngen.frontend.ast import File
 from attngen.frontend.build_ast import Builder
 from attngen.frontend.comments import attach_comments
@@ -52,7 +55,6 @@ def parse(source: Source) -> File:
     return attach_comments(_Run(tokens).file(), comments)
 
 
-@dataclass
 class _Run:
     """One run over the tokens of a text.
 
@@ -60,28 +62,26 @@ class _Run:
     (`checkpoint`) and goes on with the next one.
     """
 
-    tokens: Sequence[Token]
-    at: int = 0
-    """Index of the next token."""
-    errors: list[Diagnostic] = field(default_factory=list)
+    def __init__(self, tokens: Sequence[Token]) -> None:
+        self.tokens = tokens
+        self.at = 0
+        """Index of the next token."""
+        self.errors: list[Diagnostic] = []
 
-    block: Token | None = None
-    """The `{` of the block around the statement."""
-    scope: str = "file"
-    """`file`, `attention` or `schedule`."""
+        self.block: Token | None = None
+        """The `{` of the block around the statement."""
+        self.scope = "file"
+        """`file`, `attention` or `schedule`."""
 
-    start: int = 0
-    """Index of the first token of the statement."""
-    fed: list[Token] = field(default_factory=list)
-    """What the parser has been fed of the statement."""
-    brackets: list[Token] = field(default_factory=list)
-    """The open `(` and `[` of the statement."""
+        self.start: int
+        """Index of the first token of the statement."""
+        self.fed: list[Token]
+        """What the parser has been fed of the statement."""
+        self.brackets: list[Token]
+        """The open `(` and `[` of the statement."""
 
-    parser: _Parser = field(init=False)
-    checkpoint: _Parser = field(init=False)
-
-    def __post_init__(self) -> None:
         self.parser = _new_parser()
+        self.checkpoint: _Parser
         self._begin_statement()
 
     def file(self) -> File:
@@ -261,15 +261,49 @@ class _KeepAll(PostLex):
 
 @cache
 def _lark() -> lark.Lark:
-    return lark.Lark(
-        resources.grammar_text(),
-        parser="lalr",
-        lexer="basic",
-        start="file",
-        maybe_placeholders=True,
-        postlex=_KeepAll(),
-        transformer=Builder(),
-    )
+    """The parser of the grammar.
+
+    Its tables take 40 ms to make and 3 ms to load, so they are kept in the disk cache.
+    """
+    grammar = resources.grammar_text()
+    options: dict[str, Any] = {
+        "parser": "lalr",
+        "lexer": "basic",
+        "start": "file",
+        "maybe_placeholders": True,
+    }
+    objects = {"postlex": _KeepAll(), "transformer": Builder()}
+
+    def build() -> lark.Lark:
+        return lark.Lark(grammar, **options, **objects)
+
+    disk = open_cache("grammar", ".tables")
+    if disk is None:
+        return build()
+    key = make_key("attngen-grammar/1", lark.__version__, repr(options), grammar)
+    return _unpack(disk.load_or_build(key, lambda: _pack(build(), objects)), objects)
+
+
+def _pack(parser: lark.Lark, objects: Mapping[str, object]) -> bytes:
+    """What `Lark.save` would write, as JSON, and without the objects among the options."""
+    data, memo = parser.memo_serialize([TerminalDef, Rule])
+    for name in objects:
+        del data["options"][name]
+    return json.dumps({"data": data, "memo": memo}).encode()
+
+
+def _unpack(tables: bytes, objects: Mapping[str, object]) -> lark.Lark:
+    """The parser again.  JSON has made texts of the numbers that were keys."""
+    saved = json.loads(tables)
+    table = saved["data"]["parser"]["parser"]
+    table["tokens"] = _numbered(table["tokens"])
+    table["states"] = {k: _numbered(v) for k, v in _numbered(table["states"]).items()}
+    saved["data"]["options"] |= objects
+    return lark.Lark.load({**saved, "memo": _numbered(saved["memo"])})
+
+
+def _numbered(texts: Mapping[str, Any]) -> dict[int, Any]:
+    return {int(key): value for key, value in texts.items()}
 
 
 def _new_parser() -> _Parser:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, final
 
 from attngen.diagnostics.span import Span
+from attngen.record import record
 
 __all__ = [
     "CONSTANTS",
@@ -62,7 +62,7 @@ RESERVED_WORDS: Final = ("and", "or", "not", *CONSTANTS)
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Token:
     """One token; `type` is the name of its terminal in `grammar/attn.lark`."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Final, final
 
 from attngen.diagnostics.span import Span
 from attngen.ir.expr import Expr
 from attngen.ir.row_state import RowState
 from attngen.ir.types import Element, ScalarType
+from attngen.record import record
 
 __all__ = ["INDICES", "OUTPUTS", "SIZES", "Attention", "Bound", "Param", "Tensor", "TensorDim"]
 
@@ -19,7 +20,7 @@ OUTPUTS: Final = ("o", "lse", "row_max")
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Bound:
     """A range of a param: each end a number or None, and whether the end itself is excluded."""
 
@@ -35,7 +36,7 @@ class Bound:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Param:
     """A run-time scalar.  `default` None: the caller must give it."""
 
@@ -47,7 +48,7 @@ class Param:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class TensorDim:
     """`size` is a number, a size of the problem, or a name that the argument's shape binds."""
 
@@ -56,7 +57,7 @@ class TensorDim:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Tensor:
     """A captured array."""
 
@@ -67,7 +68,7 @@ class Tensor:
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Attention:
     """A checked attention variant; None where the language leaves a choice to the first call.
 

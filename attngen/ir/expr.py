@@ -20,12 +20,12 @@ code generator picks 32 or 64 bits from proven ranges.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias, final
 
 from attngen.diagnostics.span import Span
 from attngen.ir.types import ScalarType
+from attngen.record import record
 
 __all__ = [
     "Binary",
@@ -90,14 +90,14 @@ class LogicalOp(Enum):
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Const:
     value: bool | int | float
     span: Span | None = None
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Symbol:
     name: str
     role: Role
@@ -106,7 +106,7 @@ class Symbol:
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Load:
     """`tensor[indices]`; one index per declared dimension, optional ones included."""
 
@@ -117,21 +117,21 @@ class Load:
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Negate:
     operand: Expr
     span: Span | None = None
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Not:
     operand: Expr
     span: Span | None = None
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Binary:
     """Both operands have one type; `/` is between floats, `//` and `%` between integers."""
 
@@ -142,7 +142,7 @@ class Binary:
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Compare:
     """Both operands have one type."""
 
@@ -153,7 +153,7 @@ class Compare:
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Logical:
     op: LogicalOp
     operands: tuple[Expr, ...]
@@ -161,7 +161,7 @@ class Logical:
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Select:
     """`then` and `otherwise` have one type."""
 
@@ -172,14 +172,14 @@ class Select:
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class ToFloat:
     operand: Expr
     span: Span | None = None
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Call:
     """`function` is a key of `ir.functions.FUNCTIONS`; the arguments have the types it wants."""
 
@@ -190,7 +190,7 @@ class Call:
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Let:
     name: str
     value: Expr

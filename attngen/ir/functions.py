@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, final
 
 import numpy as np
@@ -18,6 +17,7 @@ from attngen.ir import interval
 from attngen.ir.expr import Binary, BinaryOp, Call, Compare, CompareOp, Const, Expr, Negate, Select
 from attngen.ir.interval import ANY_FLOAT, FALSE, TRUE, UNKNOWN, Interval
 from attngen.ir.types import ScalarType
+from attngen.record import record
 
 __all__ = ["FUNCTIONS", "LANGUAGE", "Function", "Signature", "call"]
 
@@ -26,7 +26,7 @@ INT, FLOAT, BOOL = ScalarType.INT, ScalarType.FLOAT, ScalarType.BOOL
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Signature:
     """Argument and result types.  `argument` None: all int or all float, and the result alike."""
 
@@ -36,7 +36,7 @@ class Signature:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Function:
     """One builtin function.
 

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
 from typing import Final, TypeAlias, final
+
+from attngen.record import record
 
 __all__ = [
     "ANY_FLOAT",
@@ -48,7 +49,7 @@ _INF: Final = math.inf
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Interval:
     """All values `x` with `low <= x <= high`, and NaN when `nan`."""
 

@@ -9,12 +9,12 @@ print it, and the loop nests of `docs/from-softmax-to-flash-attention.md` are th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias, final
 
 from attngen.ir.attention import Attention
 from attngen.ir.schedule import Schedule
+from attngen.record import record
 
 __all__ = [
     "Axis",
@@ -79,13 +79,13 @@ class Op(Enum):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Step:
     op: Op
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Loop:
     """Walk an axis; `parallel` loops are spread over the blocks of the grid."""
 
@@ -98,7 +98,7 @@ Node: TypeAlias = Loop | Step
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class TileProgram:
     """One kernel's loop nest and the tile sizes in rows and keys."""
 
@@ -108,7 +108,7 @@ class TileProgram:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Workspace:
     """A float32 scratch array that a launch needs: `dims` are size names and numbers, a product."""
 
@@ -117,7 +117,7 @@ class Workspace:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Launch:
     """One kernel launch.  Grid: one block per iteration of the parallel loops."""
 
@@ -130,7 +130,7 @@ class Launch:
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Program:
     """Everything that runs for one call, in order."""
 

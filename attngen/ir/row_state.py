@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final, final
 
 from attngen.ir.expr import Binary, BinaryOp, Compare, CompareOp, Const, Expr, Role, Select, Symbol
 from attngen.ir.functions import call
 from attngen.ir.types import ScalarType
+from attngen.record import record
 
 __all__ = ["ROW_VALUES", "SIGMOID", "SOFTMAX", "SOFTMAX_WITH_SINK", "RowState"]
 
@@ -41,7 +41,7 @@ ROW_VALUES: Final = ("s", "m", "m_old", "l", "acc", "sink")
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class RowState:
     """One way of turning scores into weights.
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import final
+
+from attngen.record import record
 
 __all__ = ["LoopOrder", "Normalize", "Passes", "Schedule"]
 
@@ -37,7 +38,7 @@ class Normalize(Enum):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Schedule:
     """One complete schedule; None means auto: the family's default, later the tuner's choice."""
 

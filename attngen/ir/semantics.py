@@ -9,7 +9,6 @@ came from outside a tensor, and laziness decides which of those places survive.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, assert_never, final
 
 import numpy as np
@@ -34,6 +33,7 @@ from attngen.ir.expr import (
 )
 from attngen.ir.functions import FUNCTIONS
 from attngen.ir.traverse import fold_up
+from attngen.record import record
 
 __all__ = ["Value", "evaluate"]
 
@@ -41,7 +41,7 @@ Array: TypeAlias = Any
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Value:
     """`data`, and where it depends on a read outside a tensor (`outside` False: nowhere).
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final, final
+
+from attngen.record import record
 
 __all__ = ["BF16", "ELEMENTS", "FP16", "FP32", "FLOATING", "Element", "ScalarType"]
 
@@ -18,7 +19,7 @@ class ScalarType(Enum):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class Element:
     """How one array element is stored.
 

@@ -6,19 +6,19 @@ renders that to CUDA.  It never measures, compiles or launches.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol, final
 
 from attngen.ir.attention import Attention
 from attngen.ir.program import Program
 from attngen.ir.schedule import Schedule
+from attngen.record import record
 from attngen.targets.base import Target
 
 __all__ = ["KernelFamily", "SharedArray", "total_bytes"]
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class SharedArray:
     """One array in shared memory: byte offset, element count, bytes, and its shape in words."""
 

@@ -223,7 +223,7 @@ class ForwardMma:
         assert attention.dtype is not None
         tile, state = _tile(schedule), attention.row_state
         printer = ExprPrinter(attention)
-        names = {"m": "m", "l": "l", "acc": "1.0f", "sink": "sink", "s": "s[i][j][e]"}
+        names = {"m": "m", "l": "l", "acc": "1.0f", "sink": "sink", "s": "s"}
         width_qk, width_v = _widths(attention)
         shared = forward_context(
             program,
@@ -308,7 +308,7 @@ def _defaults(attention: Attention) -> tuple[_Tile, ...]:
     if largest <= 128:
         if attention.scores or _masks_ahead(attention):
             return (_Tile(64, 64, 4, 2), _Tile(64, 32, 4, 2))
-        return (_Tile(128, 64, 4, 2), _Tile(128, 32, 4, 2))
+        return (_Tile(128, 48, 4, 2), _Tile(128, 32, 4, 2))
     return (_Tile(128, 64, 8, 2), _Tile(64, 32, 4, 2))
 
 

@@ -19,6 +19,7 @@ from attngen.ir.schedule import LoopOrder, Normalize, Schedule
 from attngen.kernels.base import KernelFamily, SharedArray, total_bytes
 from attngen.passes.barriers import SharedUse, place_barriers
 from attngen.passes.loop_nest import build_loop_nest
+from attngen.record import record
 from attngen.targets.base import Target
 
 __all__ = ["FAMILY", "Context", "ForwardSimt"]
@@ -66,7 +67,7 @@ class Context(ForwardContext):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class ForwardSimt:
     name: str = "forward_simt"
     templates: tuple[str, ...] = _TEMPLATES

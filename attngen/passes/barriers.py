@@ -14,16 +14,16 @@ hazard across iterations is seen.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import final
 
 from attngen.ir.program import Loop, Node, Op, Step
+from attngen.record import record
 
 __all__ = ["SharedUse", "place_barriers"]
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class _Pending:
     """What was written and what was read since the last barrier."""
 
@@ -32,7 +32,7 @@ class _Pending:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@record
 class SharedUse:
     """What the threads of a block share, by name: who writes it and who reads it."""
 

@@ -7,7 +7,6 @@ the package, so adding an architecture is adding a file.
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
@@ -68,5 +67,7 @@ def _find_closest(name: str) -> str | None:
         wanted = int(number[1])
         nearest = min(all_targets(), key=lambda target: abs(target.sm_number - wanted))
         return nearest.name
+    from difflib import get_close_matches
+
     matches = get_close_matches(name, [target.name for target in all_targets()], n=1)
     return matches[0] if matches else None

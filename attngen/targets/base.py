@@ -10,9 +10,10 @@ in one file per target.  Sources, named in the comments next to each number:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum, unique
 from typing import final
+
+from attngen.record import record
 
 __all__ = ["KIB", "Feature", "Target"]
 
@@ -38,7 +39,7 @@ class Feature(Enum):
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Target:
     """One architecture that attngen makes cubins for.
 

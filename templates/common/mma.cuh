@@ -46,14 +46,11 @@ template <> AG_DEVICE void ag_mma<ag_fp16>(float (&c)[4], const ag_u32 (&a)[4], 
 
 // Two floats rounded to nearest even, `low` in the lower half.  (PTX ISA: cvt.rn.bf16x2.f32, cvt.rn.f16x2.f32)
 template <class T> AG_DEVICE ag_u32 ag_pack(float low, float high);
-template <> AG_DEVICE ag_u32 ag_pack<ag_bf16>(float low, float high) { ag_u32 r; asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
-template <> AG_DEVICE ag_u32 ag_pack<ag_fp16>(float low, float high) { ag_u32 r; asm volatile("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
-
-// No instruction: what depends on x is computed where it is needed, and not kept in registers before.
-AG_DEVICE int ag_renew(int x) { asm volatile("" : "+r"(x)); return x; }
+template <> AG_DEVICE ag_u32 ag_pack<ag_bf16>(float low, float high) { ag_u32 r; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
+template <> AG_DEVICE ag_u32 ag_pack<ag_fp16>(float low, float high) { ag_u32 r; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
 
 // 2^x with flushed subnormals, relative error 2^-22.  (PTX ISA: ex2.approx.ftz.f32)
-AG_DEVICE float ag_exp2_approx(float x) { float y; asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+AG_DEVICE float ag_exp2_approx(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 // Relative error 2^-11.  (PTX ISA: tanh.approx.f32)
 AG_DEVICE float ag_tanh_approx(float x) { float y; asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 

@@ -19,7 +19,12 @@ from hypothesis import strategies as st
 
 import attngen
 from attngen import targets
-from attngen.analysis.ranges import exceeding_int64, launch_ranges
+from attngen.analysis.ranges import (
+    compile_time_ranges,
+    exceeding_int64,
+    infer_ranges,
+    launch_ranges,
+)
 from attngen.backend.nvrtc import compile_cuda
 from attngen.codegen.expr import ExprPrinter
 from attngen.codegen.render import _environment
@@ -37,9 +42,11 @@ from attngen.ir.expr import (
     Symbol,
 )
 from attngen.ir.functions import call
+from attngen.ir.interval import Interval
 from attngen.ir.printer import print_expr
 from attngen.ir.schedule import Schedule
 from attngen.ir.semantics import evaluate
+from attngen.ir.traverse import postorder
 from attngen.ir.types import FP32, ScalarType
 from attngen.kernels.forward_simt import FAMILY
 from attngen.passes.name_shared import name_shared
@@ -231,7 +238,17 @@ def meaning(root: Expr, launch: Launch) -> list[int] | None:
     data = evaluate(root, symbols, DATA).data
     found = np.broadcast_to(data, len(values)).tolist()
     assert found == [v.value for v in values], f"NumPy is not exact:\n{print_expr(root)}"
+    for known in (ranges, compile_time_ranges(attention)):
+        check_ranges(root, symbols, infer_ranges((root,), known, attention))
     return [int(x) for x in found]
+
+
+def check_ranges(root: Expr, symbols: Mapping[str, Any], known: Mapping[int, Interval]) -> None:
+    """Every value lies in the interval that was inferred for it."""
+    for node in postorder(root):
+        data = evaluate(node, symbols, DATA).data
+        low, high = int(np.min(data)), int(np.max(data))
+        assert known[id(node)].low <= low <= high <= known[id(node)].high, print_expr(node)
 
 
 def plain(symbols: Mapping[str, Any]) -> dict[str, Any]:
@@ -341,6 +358,13 @@ def test_an_integer_has_the_bits_that_it_needs(text: str) -> None:
     emitted = ExprPrinter(variant(e)).print(e)
     words = [emitted.text, *(v.c_type for v in emitted.variables)]
     assert any("ag_i64" in w for w in words) == (text in WIDE), words
+
+
+def test_bits() -> None:
+    """Of every word, those outside of it included."""
+    places = [Const(i) for i in (-(2**40), -1, 0, 1, 31, 32, 62, 63, 64, 2**32, 2**63 - 1)]
+    words: list[Expr] = [*(Const(n) for n in (*EDGES, -1, 0, 5)), SYMBOLS["kv"], SYMBOLS["any"]]
+    check([call("bit", word, i) for word in words for i in places], LARGE[:2])
 
 
 WINDOWS = [

@@ -8,15 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from attngen.cpu.run import MemoryRange, Mode, RunReport, copy_apart, run_on_cpu
+from attngen.cpu.run import Landing, MemoryRange, Mode, RunReport, copy_apart, run_on_cpu
 from attngen.resources import template_source
 
 KERNELS = Path(__file__).with_name("kernels")
 NAMES = tuple(sorted(path.stem for path in KERNELS.glob("*.cu")))
 ALL_MODES = tuple(Mode)
+ALL_LANDINGS = tuple(Landing)
 
 Array: TypeAlias = npt.NDArray[Any]
 Argument: TypeAlias = Array | int | float
@@ -24,7 +26,8 @@ Argument: TypeAlias = Array | int | float
 
 def kernel_text(name: str, body: str | None = None) -> str:
     """A whole kernel: the device functions and one of `kernels/`, or a changed body of it."""
-    return template_source("common/device.cuh") + (body_of(name) if body is None else body)
+    files = ["common/device.cuh", *(["common/mma.cuh"] if name.startswith("mma_") else [])]
+    return "".join(map(template_source, files)) + (body_of(name) if body is None else body)
 
 
 def body_of(name: str) -> str:
@@ -209,6 +212,39 @@ def attention_case(heads: int = 2, rows: int = 100, keys: int = 70) -> Case:
     )
 
 
+def gemm_case(
+    rows: int = 100, columns: int = 72, depth: int = 136, *, element: str = "bf16"
+) -> Case:
+    """The kernel has bf16; see `for_element`."""
+    dtype = np.float16 if element == "fp16" else ml_dtypes.bfloat16
+    a, b = _random(rows, depth).astype(dtype), _random(depth, columns).astype(dtype)
+    column_tiles = (columns + 63) // 64
+    return Case(
+        "mma_gemm",
+        {
+            "a": a,
+            "b": b,
+            "out": np.empty((rows, columns), np.float32),
+            "rows": rows,
+            "columns": columns,
+            "depth": depth,
+            "column_tiles": column_tiles,
+        },
+        {"out": a.astype(np.float64) @ b.astype(np.float64)},
+        grid=(rows + 63) // 64 * column_tiles,
+        threads=128,
+        shared_bytes=2 * (64 * 32 + 32 * 64) * 2,
+        tolerance=1e-5,
+    )
+
+
+def for_element(body: str, element: str) -> str:
+    """A body written for bf16, for another element."""
+    line = "typedef ag_bf16 Element;"
+    assert line in body
+    return body.replace(line, f"typedef ag_{element} Element;")
+
+
 CASES = {
     "transpose": transpose_case,
     "reduce": reduce_case,
@@ -217,6 +253,7 @@ CASES = {
     "halves": halves_case,
     "workspace": workspace_case,
     "attention": attention_case,
+    "mma_gemm": gemm_case,
 }
 
 

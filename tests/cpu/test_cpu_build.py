@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from attngen.cpu import build as build_module
-from attngen.cpu.build import CppCompiler, build_library, find_compiler, host_header
+from attngen.cpu.build import CppCompiler, build_library, find_compiler, host_headers
 from attngen.cpu.errors import CpuBuildFailed, CpuBuildTooSlow, CpuCacheUnusable, NoCppCompiler
 from attngen.cpu.faults import Fault
-from attngen.cpu.run import Mode
+from attngen.cpu.run import Landing, Mode
 from attngen.diagnostics.diagnostic import AttnError, Diagnostic
 from tests.cpu.host_kernels import kernel_text
 
@@ -168,7 +168,7 @@ def test_a_cache_that_is_read_only(compiler: CppCompiler, tmp_path: Path) -> Non
 
 def enumerators(name: str) -> list[str]:
     """The members of an enum of the header, without their `k`."""
-    header = re.sub(r"//[^\n]*", "", host_header())
+    header = re.sub(r"//[^\n]*", "", host_headers()["host.h"])
     body = re.search(rf"enum {name} : int32_t \{{(.*?)\}}", header, re.DOTALL)
     assert body
     return [member.strip()[1:] for member in body[1].split(",") if member.strip()]
@@ -178,8 +178,8 @@ def camel(name: str) -> str:
     return "".join(part.capitalize() for part in name.split("_"))
 
 
-@pytest.mark.parametrize("enum", [Fault, Mode])
-def test_python_and_header_count_alike(enum: type[Fault] | type[Mode]) -> None:
+@pytest.mark.parametrize("enum", [Fault, Mode, Landing])
+def test_python_and_header_count_alike(enum: type[Fault] | type[Mode] | type[Landing]) -> None:
     assert [camel(m.name) for m in enum] == enumerators(enum.__name__)
     assert [m.value for m in enum] == list(range(len(enum)))
 

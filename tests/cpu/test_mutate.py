@@ -13,7 +13,7 @@ import pytest
 from attngen.cpu.build import CppCompiler
 from attngen.cpu.mutate import MARKER, Mutant, MutantKind, Verdict, main, mutants, run_mutants
 from attngen.cpu.run import Mode
-from tests.cpu.host_kernels import CASES, kernel_text, reduce_case
+from tests.cpu.host_kernels import CASES, gemm_case, kernel_text, reduce_case
 
 TEXT = f"""
 AG_DEVICE int before(int i) {{ return i < 7 ? 1 : 2; }}
@@ -26,6 +26,9 @@ constexpr int kPad = 1;  // free: only the banks of shared memory see it
 template <class T> AG_DEVICE T f(T x) {{
     ag_shared<T> a(buffer, 16, kTile);
     if (x >= 2u && x != 1.5f) ag_sync();
+    ag_copy_async(to(x), from, true);
+    ag_copy_commit();
+    ag_copy_wait<1>();
     float y = ag_from_float<T>(g(x, 1e-3f)) >> 3;
     return ag_max(y, ag_shuffle_xor(h(y, 4), kTile / 2)) + '3' + "a < 5"[0];
 }}
@@ -38,6 +41,20 @@ def changes(kind: MutantKind) -> list[tuple[str, str]]:
 
 def test_barriers_are_deleted() -> None:
     assert changes(MutantKind.BARRIER) == [("ag_sync()", "")]
+
+
+def test_copies_and_waits_are_deleted_or_weakened() -> None:
+    assert changes(MutantKind.COPY) == [
+        ("ag_copy_async(to(x), from, true)", ""),
+        ("ag_copy_commit()", ""),
+        ("1", "2"),
+        ("ag_copy_wait<1>()", ""),
+    ]
+
+
+def test_the_functions_of_tensor_cores_are_device_functions() -> None:
+    first = mutants(kernel_text("mma_gemm"))[0]
+    assert first.source.startswith("constexpr int kThreads")
 
 
 def test_shuffles_become_their_argument() -> None:
@@ -76,7 +93,15 @@ def check_case(name: str, library: Path) -> None:
         case.run(library, mode=mode, workers=1)
 
 
-CHECKS = {name: partial(check_case, name) for name in CASES}
+def check_gemm(library: Path) -> None:
+    check_case("mma_gemm", library)
+    case = gemm_case(32, 32, 96)  # whole steps
+    case.run(library, workers=1)
+    assert case.report is not None
+    assert case.report.shared_wavefronts == case.report.shared_wavefronts_least
+
+
+CHECKS = {name: partial(check_case, name) for name in CASES} | {"mma_gemm": check_gemm}
 
 
 def check_strangely(library: Path) -> None:
@@ -157,6 +182,7 @@ QUICK_KINDS = ALL_KINDS - {MutantKind.LITERAL}
         ("halves", ALL_KINDS, set()),
         ("workspace", ALL_KINDS, set()),
         ("attention", QUICK_KINDS, SAME_ATTENTION),
+        ("mma_gemm", QUICK_KINDS, set()),
     ],
 )
 def test_mutants_of_a_kernel_are_noticed(

@@ -180,6 +180,15 @@ def test_a_let_that_several_lines_use_stays_one_let(body: str) -> None:
     kernel.render()
 
 
+@pytest.mark.parametrize("b", [-3, -1, 0, 1, 3, 2**62])
+@pytest.mark.parametrize("a", [-(2**62), -7, -3, 0, 4, 2**63 - 1])
+def test_division_of_constants_floors(a: int, b: int) -> None:
+    for op, right in ((BinaryOp.FLOORDIV, a // b if b else 0), (BinaryOp.MOD, a % b if b else 0)):
+        folded = fold_expr(Binary(op, Const(a), Const(b)))
+        assert isinstance(folded, Const)
+        assert folded.value == right
+
+
 def test_a_mask_that_is_always_true_is_no_mask() -> None:
     attention = variant(mask=Const(True))
     assert fold_constants(attention).mask is None

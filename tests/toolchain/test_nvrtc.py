@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -273,3 +276,52 @@ def test_programs_are_destroyed_also_after_errors(monkeypatch: pytest.MonkeyPatc
     catch(source="", options=("--wrong",))
     assert counts == {"created": 3, "destroyed": 3}
     assert nvrtc.describe_compiler(load_nvrtc()).startswith("NVRTC ")
+
+
+# ---- the build number --------------------------------------------------------------------
+
+
+def test_the_build_is_asked_for_once_per_library(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from cuda.bindings import nvrtc as bindings
+
+    monkeypatch.setenv("ATTNGEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("ATTNGEN_CACHE", raising=False)
+    asked: list[str] = []
+    real = nvrtc._Nvrtc.run
+
+    def run(self: nvrtc._Nvrtc, source: str, *rest: Any) -> nvrtc.Outcome:
+        asked.append(source)
+        return real(self, source, *rest)
+
+    monkeypatch.setattr(nvrtc._Nvrtc, "run", run)
+    build = nvrtc._Nvrtc(bindings).build()
+    assert build.startswith(".".join(map(str, nvrtc_version())))
+    assert nvrtc._Nvrtc(bindings).build() == build
+    assert asked == [""]
+    identify = nvrtc._identify_library
+    monkeypatch.setattr(nvrtc, "_identify_library", lambda: (*(identify() or ()), "newer"))
+    assert nvrtc._Nvrtc(bindings).build() == build
+    assert asked == ["", ""]
+    monkeypatch.setattr(nvrtc, "_identify_library", lambda: None)
+    assert nvrtc._Nvrtc(bindings).build() == build
+    assert asked == ["", "", ""]
+
+
+def test_another_file_is_another_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from cuda import pathfinder
+
+    library = tmp_path / "libnvrtc.so"
+    library.write_bytes(b"one")
+    loaded = SimpleNamespace(abs_path=str(library))
+    monkeypatch.setattr(pathfinder, "load_nvidia_dynamic_lib", lambda name: loaded)
+    first = nvrtc._identify_library()
+    assert first is not None
+    assert nvrtc._identify_library() == first
+    library.write_bytes(b"another")
+    assert nvrtc._identify_library() != first
+    library.unlink()
+    assert nvrtc._identify_library() is None
+    loaded.abs_path = None
+    assert nvrtc._identify_library() is None
