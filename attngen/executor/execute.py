@@ -7,8 +7,7 @@ handful of heads; no array of Sq x Skv is ever formed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from functools import reduce
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias, final
 
 import numpy as np
@@ -16,12 +15,10 @@ import numpy as np
 from attngen.diagnostics.diagnostic import AttnError
 from attngen.executor.errors import LengthOutside, ReadOutside
 from attngen.ir.attention import Attention
-from attngen.ir.expr import Expr, Logical
 from attngen.ir.program import Axis, Loop, Node, Op, TileProgram
 from attngen.ir.row_state import RowState
 from attngen.ir.schedule import Normalize, Schedule
 from attngen.ir.semantics import Value, evaluate
-from attngen.ir.traverse import rewrite_all
 from attngen.ir.types import Element
 
 __all__ = ["Result", "execute", "round_to", "round_weights"]
@@ -69,7 +66,6 @@ def execute(
              the logical problem, whose lengths are `sizes["Sq"]` and `sizes["Skv"]`.
     Errors:  A661 when a visible pair reads a captured tensor outside its shape.
     """
-    attention = _in_pairs(attention)
     batch, heads = int(sizes["B"]), int(sizes["Hq"])
     shape = (batch * heads, rows[1] - rows[0])
     run = _Run(
@@ -346,20 +342,6 @@ def round_weights(p: Array, element: Element | None) -> Array:
     """Weights as a kernel hands them to the second product: times a power of two, rounded."""
     scale = np.float32(1.0 if element is None else element.weight_scale)
     return round_to(p * scale, element) / scale
-
-
-def _in_pairs(attention: Attention) -> Attention:
-    """The variant with every long `and` or `or` as a chain of two-operand ones.
-
-    However long a mask is, few of its parts are in memory at a time.
-    """
-
-    def split(node: Expr) -> Expr:
-        if not isinstance(node, Logical) or len(node.operands) < 3:
-            return node
-        return reduce(lambda a, b: replace(node, operands=(a, b)), node.operands)
-
-    return attention.with_expressions(rewrite_all(attention.expressions(), split))
 
 
 def _typed(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Final
 
 from attngen.ir.attention import Attention
 from attngen.ir.expr import Expr, Let, Logical
-from attngen.ir.traverse import postorder, rewrite
+from attngen.ir.traverse import postorder, rewrite_all
 
 __all__ = ["split_chains"]
 
@@ -43,15 +43,4 @@ def split_chains(attention: Attention) -> Attention:
             piece = replace(node, operands=(Let(f"chain_{count}", piece, node.span), *rest))
         return piece
 
-    def changed(e: Expr | None) -> Expr | None:
-        return None if e is None else rewrite(e, split)
-
-    return replace(
-        attention,
-        scale=rewrite(attention.scale, split),
-        scores=tuple(rewrite(e, split) for e in attention.scores),
-        mask=changed(attention.mask),
-        sink=changed(attention.sink),
-        length_q=changed(attention.length_q),
-        length_kv=changed(attention.length_kv),
-    )
+    return attention.with_expressions(rewrite_all(roots, split))
