@@ -1,8 +1,18 @@
-"""What all tests share: `--update-data` writes expected files anew instead of comparing."""
+"""What all tests share.
+
+`--update-data` writes expected files anew instead of comparing.  The suite draws the same random
+examples every time, so that what passed once passes again; `--hypothesis-profile=explore` draws
+new ones.
+"""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("suite", derandomize=True, deadline=None)
+settings.register_profile("explore", deadline=None, print_blob=True)
+settings.load_profile("suite")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

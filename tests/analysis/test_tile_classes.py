@@ -51,8 +51,9 @@ def symbols(Sq: int, Skv: int, w: int, b: int, h: int) -> dict[str, Any]:
 def pairs(
     attention: Attention, known: dict[str, Any], tensors: dict[str, Any], rows: Any, keys: Any
 ) -> Any:
-    """The mask, pair by pair."""
-    assert attention.mask is not None
+    """The mask, pair by pair; one that is always true is left out by the checker."""
+    if attention.mask is None:
+        return np.ones((len(rows), len(keys)), bool)
     q, kv = np.asarray(rows)[:, None], np.asarray(keys)[None, :]
     at = {**known, "q": q, "kv": kv, "qpos": q + known["Skv"] - known["Sq"]}
     value = evaluate(attention.mask, at, tensors).data
@@ -166,7 +167,7 @@ _TRUTHS = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     mask=_TRUTHS,
     shape=st.tuples(st.integers(1, 20), st.integers(1, 20)),
@@ -181,7 +182,7 @@ def test_random_masks_are_sound(
     judge(mask, *shape, *tile, w, seed, is_sorted)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     mask=_TRUTHS,
     shape=st.tuples(st.integers(1, 16), st.integers(1, 16)),

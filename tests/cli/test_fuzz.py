@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from .runner import CAUSAL, DOCUMENTS, run
 
 QUICK = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 WORDS = """
     attention a { } dtype bf16 head_dim mask score kv <= qpos and or not ( ) [ ] = , : s where

@@ -156,7 +156,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory, host_compiler: None) -> Path
 # Every example builds a library, so nothing is shrunk: a failure names its expression.
 @given(expressions(mixed, least=16, most=24, floats=True), params, st.sampled_from(LENGTHS))
 @settings(
-    deadline=None,
     max_examples=15,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
     suppress_health_check=list(HealthCheck),
@@ -202,7 +201,7 @@ EDGE_FLOATS = [
 
 @given(st.lists(st.floats(width=32) | st.floats(), max_size=60))
 @example(EDGE_FLOATS)
-@settings(deadline=None, max_examples=20, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, suppress_health_check=list(HealthCheck))
 def test_float_literals_read_back_the_same(values: list[float]) -> None:
     lines = [
         "#define AG_INFINITY __builtin_bit_cast(float, 0x7f800000u)",

@@ -257,7 +257,7 @@ def plain(symbols: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @given(expressions((ScalarType.INT, ScalarType.BOOL)), st.lists(launches, min_size=1, max_size=3))
-@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 def test_emitted_integers_mean_what_numpy_says(roots: list[Expr], given: list[Launch]) -> None:
     check(roots, given)
 

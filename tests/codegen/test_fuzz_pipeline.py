@@ -183,14 +183,14 @@ def required(text: str) -> dict[str, Any]:
 
 
 @given(mutated())
-@settings(deadline=None, max_examples=250, suppress_health_check=list(HealthCheck))
+@settings(max_examples=250, suppress_health_check=list(HealthCheck))
 def test_mutated_texts(text: str) -> None:
     happened, _ = through_everything(text)
     event(happened)
 
 
 @given(mutated())
-@settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 def test_what_is_accepted_compiles(text: str) -> None:
     """No text that the checker lets through is refused by the C++ compiler."""
     _, rendered = through_everything(text)

@@ -16,7 +16,7 @@ from attngen.partial import PartialState
 
 from .problems import DTYPES, SCHEDULES, Problem, problems
 
-SLOW = settings(deadline=None, suppress_health_check=list(HealthCheck))
+SLOW = settings(suppress_health_check=list(HealthCheck))
 pytestmark = pytest.mark.filterwarnings("error")
 
 

@@ -97,7 +97,7 @@ def programs(draw: st.DrawFn) -> str:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(programs(), st.dictionaries(st.sampled_from(["W", "Y"]), st.sampled_from([1, 2.5, True])))
 def test_soup(text: str, consts: dict[str, Any]) -> None:
     result, errors = checked(text, consts)
@@ -180,7 +180,7 @@ define within(x : int, y : int) : bool = -x <= kv - qpos <= twice(y)
 """
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(typed("int", 2), typed("bool", 2), typed("bool", 4), st.integers(-3, 6), st.booleans())
 def test_the_checker_and_the_oracle_agree(i1: str, b1: str, mask: str, w: int, on: bool) -> None:
     i1, b1 = (text.replace("i1", "kv").replace("b1", "on") for text in (i1, b1))

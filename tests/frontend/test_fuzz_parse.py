@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from attngen.diagnostics.diagnostic import AttnError, Diagnostic
@@ -200,7 +200,6 @@ def files(draw: st.DrawFn) -> ast.File:
 
 
 @given(files())
-@settings(deadline=None)
 def test_round_trip(file: ast.File) -> None:
     text = format_file(file)
     again = parse(Source("again.attn", text))

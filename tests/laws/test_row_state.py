@@ -25,7 +25,7 @@ from attngen.partial import PartialState
 STATES = (SOFTMAX, SOFTMAX_WITH_SINK, SIGMOID)
 EVERY = pytest.mark.parametrize("kind", STATES, ids=lambda kind: kind.name)
 SOFT = pytest.mark.parametrize("kind", STATES[:2], ids=lambda kind: kind.name)
-SLOW = settings(deadline=None, suppress_health_check=list(HealthCheck))
+SLOW = settings(suppress_health_check=list(HealthCheck))
 D = 3
 INF, NAN = np.float32(np.inf), np.float32(np.nan)
 

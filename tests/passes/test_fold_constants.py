@@ -24,7 +24,7 @@ from tests.codegen.random_expr import DATA, SIZES, expressions, structure, varia
 
 SCORES = np.array([0.0, 1.5, -3.25, 96.0, -np.inf, np.inf, np.nan], np.float64)
 TYPES = tuple(ScalarType)
-SLOW = settings(deadline=None, suppress_health_check=list(HealthCheck))
+SLOW = settings(suppress_health_check=list(HealthCheck))
 
 values = st.fixed_dictionaries(
     {

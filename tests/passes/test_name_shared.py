@@ -21,7 +21,7 @@ from attngen.passes.name_shared import name_shared
 from tests.codegen.random_expr import DATA, INDEX_SYMBOLS, SCORE, SIZES, expressions, variant
 
 TYPES = tuple(ScalarType)
-SLOW = settings(deadline=None, suppress_health_check=list(HealthCheck))
+SLOW = settings(suppress_health_check=list(HealthCheck))
 Q, KV = INDEX_SYMBOLS[3], INDEX_SYMBOLS[4]
 
 

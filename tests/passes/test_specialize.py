@@ -20,7 +20,7 @@ from tests.codegen.random_expr import DATA, SCORE, SIZES, expressions, variant
 
 INT = ScalarType.INT
 TYPES = tuple(ScalarType)
-SLOW = settings(deadline=None, suppress_health_check=list(HealthCheck))
+SLOW = settings(suppress_health_check=list(HealthCheck))
 
 
 def size(name: str) -> Symbol:

@@ -56,7 +56,7 @@ def close(a: Any, b: Any) -> bool:
     return bool(np.allclose(a, b, rtol=1e-9, atol=1e-9, equal_nan=True))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(problems(), st.randoms(use_true_random=False))
 def test_the_order_of_keys_does_not_matter(problem: Any, random: Any) -> None:
     text, arrays = problem
@@ -70,7 +70,7 @@ def test_the_order_of_keys_does_not_matter(problem: Any, random: Any) -> None:
     assert (shuffled.visible == whole.visible[..., order]).all()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(problems(), st.data())
 def test_parts_merge_to_the_whole(problem: Any, data: st.DataObject) -> None:
     text, arrays = problem
@@ -90,7 +90,7 @@ def test_parts_merge_to_the_whole(problem: Any, data: st.DataObject) -> None:
     assert (np.concatenate([part.visible for part in parts], axis=-1) == whole.visible).all()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(problems(), st.sampled_from(["fp16", "bf16", "fp32"]))
 def test_bounds_are_never_negative_and_grow_with_the_unit(problem: Any, dtype: str) -> None:
     text, arrays = problem
@@ -103,7 +103,7 @@ def test_bounds_are_never_negative_and_grow_with_the_unit(problem: Any, dtype: s
     assert found.accepts_lse(found.lse).all()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(problems())
 def test_rows_are_independent(problem: Any) -> None:
     text, arrays = problem
@@ -127,7 +127,7 @@ VARIANTS = (
 )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.sampled_from(VARIANTS),
     st.integers(1, 24),
@@ -169,7 +169,7 @@ def _float32_attention(
 # ---- L by differences ----------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.sampled_from([x for x in SCORES if "-inf" not in x]), st.integers(0, 2**32 - 1))
 def test_the_bound_knows_how_steep_the_score_is(line: str, seed: int) -> None:
     """With values of one sign the bound gives δ back, and δ gives L: compare with differences."""
