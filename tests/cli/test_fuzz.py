@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 from .runner import CAUSAL, DOCUMENTS, run
 
-QUICK = settings(
-    max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+QUICK = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 WORDS = """
     attention a { } dtype bf16 head_dim mask score kv <= qpos and or not ( ) [ ] = , : s where
     tensor doc int32 [B,Skv] const W 4 param x float exp log 1e30 // % ** - 0 inf nan schedule
