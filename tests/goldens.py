@@ -1,7 +1,8 @@
 """The goldens: generated CUDA that is kept in the repository, and what is known about each.
 
-    python -m tests.goldens              write generated/ anew
-    python -m tests.goldens --record F   take verifications from the results of a GPU run
+    python -m tests.goldens                     write generated/ anew
+    python -m tests.goldens --record F          take verifications from the results of a GPU run
+    python -m tests.goldens --unverified WHY    say why the texts that changed are not verified yet
 
 A golden is one example, dtype, head dim, schedule and target.  `generated/index.toml` holds the
 digest of its text, the resources that the compiler gave it, and its last GPU verification;
@@ -246,6 +247,15 @@ def write_goldens() -> None:
     write_index(entries)
 
 
+def explain_unverified(reason: str) -> None:
+    """Give a reason to every entry that no GPU run has verified."""
+    entries = read_index()
+    for entry in entries.values():
+        if "verified" not in entry:
+            entry["unverified"] = reason
+    write_index(entries)
+
+
 def record(results: Path) -> None:
     """Take the verifications of a GPU run (`tests/gpu/verify_goldens.py`) into the index."""
     found = json.loads(results.read_text(encoding="utf-8"))
@@ -267,8 +277,11 @@ def record(results: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--record", type=Path)
+    parser.add_argument("--unverified", metavar="WHY")
     given = parser.parse_args()
     if given.record is not None:
         record(given.record)
+    elif given.unverified is not None:
+        explain_unverified(given.unverified)
     else:
         write_goldens()

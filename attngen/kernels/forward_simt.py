@@ -26,6 +26,8 @@ __all__ = ["FAMILY", "Context", "ForwardSimt"]
 
 LANES: Final = 8
 LARGEST_HEAD_DIM: Final = 256
+LARGEST_TILE_KV: Final = 1024
+"""The end of the last tile of 2^31 keys would not fit 32 bits beyond it."""
 _FLOAT: Final = 4
 _TEMPLATE: Final = "forward_simt.cu.j2"
 _TEMPLATES: Final = (_TEMPLATE, "common/attention.cu.j2", "common/device.cuh")
@@ -84,8 +86,13 @@ class ForwardSimt:
             schedule.tile_q % 4 == 0 and 4 <= schedule.tile_q <= 128
         ):
             reasons.append(f"`tile q` must be a multiple of 4 up to 128, not {schedule.tile_q}")
-        if schedule.tile_kv is not None and (schedule.tile_kv % LANES or schedule.tile_kv < LANES):
-            reasons.append(f"`tile kv` must be a multiple of {LANES}, not {schedule.tile_kv}")
+        if schedule.tile_kv is not None and not (
+            schedule.tile_kv % LANES == 0 and LANES <= schedule.tile_kv <= LARGEST_TILE_KV
+        ):
+            reasons.append(
+                f"`tile kv` must be a multiple of {LANES} up to {LARGEST_TILE_KV}, not"
+                f" {schedule.tile_kv}"
+            )
         if not reasons:
             reasons += self._resource_reasons(attention, schedule, target)
         return tuple(reasons)

@@ -253,7 +253,7 @@ def test_every_head_dim_fits_every_target(dtype: str, target: Any) -> None:
     [
         ("tile q = 6", "`tile q` must be a multiple of 4 up to 128, not 6"),
         ("tile q = 132", "`tile q` must be a multiple of 4 up to 128, not 132"),
-        ("tile kv = 12", "`tile kv` must be a multiple of 8, not 12"),
+        ("tile kv = 12", "`tile kv` must be a multiple of 8 up to 1024, not 12"),
         ("stages 2", "it has no pipeline, so `stages` must be 1"),
         ("splits 4", "it does not split keys over blocks"),
         ("tile q = 16; warps 8", "a query tile of 16 rows has 4 warps"),
