@@ -14,6 +14,7 @@ from attngen.diagnostics.internal import require_valid
 from attngen.ir.attention import Attention
 from attngen.ir.verify import verify_attention
 from attngen.passes.fold_constants import fold_constants
+from attngen.passes.lift_masks import lift_masks
 from attngen.passes.name_shared import name_shared
 from attngen.passes.split_chains import split_chains
 
@@ -22,7 +23,7 @@ __all__ = ["PASSES", "Observer", "Pass", "run_passes"]
 Pass: TypeAlias = Callable[[Attention], Attention]
 Observer: TypeAlias = Callable[[str, Attention, Attention], None]
 
-PASSES: Final[tuple[Pass, ...]] = (fold_constants, split_chains, name_shared)
+PASSES: Final[tuple[Pass, ...]] = (fold_constants, lift_masks, split_chains, name_shared)
 
 
 def run_passes(attention: Attention, observe: Observer | None = None) -> Attention:
