@@ -6,9 +6,10 @@ o, lse = kernel(q, k, v, doc=doc, cap=50.0, return_lse=True)
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, final, get_args
@@ -30,7 +31,14 @@ from attngen.backend.device import (
 from attngen.backend.errors import GpuUnavailable, NotPrepared
 from attngen.binding import Binding, Layout, bind, is_int, require_free_names, split_arguments
 from attngen.binding_errors import OutputOverlaps, ReservedArgument, ShapeMismatch
-from attngen.compiler import Rendered, plan_for_numpy, render_program
+from attngen.compiler import (
+    Lowered,
+    Rendered,
+    lower_program,
+    plan_for_numpy,
+    render_lowered,
+    render_program,
+)
 from attngen.diagnostics.diagnostic import AttnError
 from attngen.engines.outputs import Outputs, find_overlap, workspace_shape
 from attngen.executor.errors import ReadOutside
@@ -98,6 +106,7 @@ class _Key(NamedTuple):
     head_dims: tuple[int, int]
     target: str | None
     is_checked: bool
+    is_aligned: bool = True  # the layout class
 
 
 class _Compiled:
@@ -116,13 +125,20 @@ class _Compiled:
         self.library: Path | None = None
         self.lock = threading.Lock()
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the compiler has run, where there is a text for it."""
+        return self.rendered is None or self.module is not None or self.library is not None
+
 
 @final
 class Kernel:
     """One attention variant, compiled for each dtype, head dim and GPU at its first use.
 
-    With a fixed schedule a new length, batch, head count, stride or param never compiles;
-    `compilations` counts.  Threads may share a kernel.
+    With a fixed schedule a new length, batch, head count or param never compiles.  A stride or
+    address does once, in kernel families that copy 16 bytes at a time: the first q, k or v that
+    has an address or stride for which that is not possible gets a second, slower text, and a
+    warning says so.  `compilations` counts.  Threads may share a kernel.
     """
 
     def __init__(
@@ -146,6 +162,7 @@ class Kernel:
         self._arch = None if arch is None else targets.get(arch)
         self._engine = engine
         self._targets: dict[int, Target] = {}  # by index of GPU
+        self._lowered: dict[tuple[str, tuple[int, int], str], Lowered] = {}
         self._compiled: dict[_Key, _Compiled] = {}
         self._lock = threading.Lock()
         attention = self.checked.attention
@@ -164,12 +181,12 @@ class Kernel:
     @property
     def compilations(self) -> int:
         """How many specialisations were compiled so far."""
-        return len(self._compiled)
+        return len(self.programs)
 
     @property
     def programs(self) -> tuple[Program, ...]:
         """What was compiled so far, in order."""
-        return tuple(compiled.program for compiled in self._compiled.values())
+        return tuple(each.program for each in list(self._compiled.values()) if each.is_ready)
 
     # ---- calls ----
 
@@ -205,7 +222,7 @@ class Kernel:
         if check and _is_capturing(device, q):
             reason = "it waits for the launch, which would break the capture of a graph"
             raise AttnError(ReservedArgument(None, "check=True", reason))
-        compiled = self._specialise(binding.dtype, _head_dims(binding), device, is_checked=check)
+        compiled = self._specialise_for(binding, device, is_checked=check)
         self._make_ready(compiled, device, like=q)
         arrays = self._allocate_outputs(wanted, binding, q, out, layout)
         views = {name: view(array, name, is_output=True) for name, array in arrays.items()}
@@ -244,7 +261,7 @@ class Kernel:
         """
         tensors, params = split_arguments(self.attention, named)
         binding, device = self._bind(q, k, v, tensors, params, layout, q_range, kv_range, (Sq, Skv))
-        compiled = self._specialise(binding.dtype, _head_dims(binding), device)
+        compiled = self._specialise_for(binding, device)
         self._make_ready(compiled, device, like=q)
         rows = binding.sizes["B"], binding.sizes["Hq"], binding.rows[1] - binding.rows[0]
         state = _State.allocate(rows, binding.sizes["Dv"], q)
@@ -265,7 +282,8 @@ class Kernel:
     ) -> None:
         """Compile and load ahead of the first call, for the given GPUs.
 
-        With engine "cpu" or "numpy" it does the same for the CPU.
+        With engine "cpu" or "numpy" it does the same for the CPU.  Where a kernel family has a
+        text of its own for q, k and v that cannot be copied 16 bytes at a time, this is not it.
 
         dtype, head_dim:  needed where the variant leaves them to the first call.
         """
@@ -354,26 +372,62 @@ class Kernel:
             shape = binding.tensors[tensor.name].shape
             raise AttnError(ReadOutside(tensor.span, tensor.name, shape))
 
-    def _specialise(
-        self, dtype: Element, dims: tuple[int, int], device: Device, *, is_checked: bool = False
+    def _specialise_for(
+        self, binding: Binding, device: Device, *, is_checked: bool = False
     ) -> _Compiled:
+        operands = {"q": binding.q, "k": binding.k, "v": binding.v}
+        dims = binding.sizes["Dqk"], binding.sizes["Dv"]
+        return self._specialise(binding.dtype, dims, device, operands, is_checked=is_checked)
+
+    def _specialise(
+        self,
+        dtype: Element,
+        dims: tuple[int, int],
+        device: Device,
+        operands: Mapping[str, ArrayView] | None = None,
+        *,
+        is_checked: bool = False,
+    ) -> _Compiled:
+        """What runs operands like these; without any, what runs aligned ones."""
         target = self._target(device)
-        key = _Key(dtype.name, dims, target and target.name, is_checked)
+        if target is None:
+            key = _Key(dtype.name, dims, None, is_checked)
+            return self._find_or_make(
+                key, lambda: _Compiled(plan_for_numpy(self.checked, dtype, dims))
+            )
+        lowered = self._lower(dtype, dims, target)
+        obstacle = None if operands is None else lowered.family.why_unaligned(operands)
+        key = _Key(dtype.name, dims, target.name, is_checked, is_aligned=obstacle is None)
+
+        def make() -> _Compiled:
+            rendered = render_lowered(lowered, is_checked=is_checked, is_aligned=key.is_aligned)
+            if obstacle is not None:
+                slower = f"{lowered.family.name} runs its slower text for any address and stride"
+                _say_once(f"{self.name}: {slower}: {obstacle}")
+            return _Compiled(rendered.program, rendered)
+
+        return self._find_or_make(key, make)
+
+    def _find_or_make(self, key: _Key, make: Callable[[], _Compiled]) -> _Compiled:
         found = self._compiled.get(key)
         if found is None:
             with self._lock:
                 found = self._compiled.get(key)
                 if found is None:
-                    if target is None:
-                        found = _Compiled(plan_for_numpy(self.checked, dtype, dims))
-                    else:
-                        rendered = render_program(
-                            self.checked, dtype, dims, target, is_checked=is_checked
-                        )
-                        found = _Compiled(rendered.program, rendered)
-                        if rendered.notes:
-                            _say_once(f"{self.name}: {'; '.join(rendered.notes)}")
-                    self._compiled[key] = found
+                    found = self._compiled[key] = make()
+        return found
+
+    def _lower(self, dtype: Element, dims: tuple[int, int], target: Target) -> Lowered:
+        key = dtype.name, dims, target.name
+        found = self._lowered.get(key)
+        if found is None:
+            with self._lock:
+                found = self._lowered.get(key)
+                if found is None:
+                    found = lower_program(self.checked, dtype, dims, target)
+                    if found.notes:
+                        _say_once(f"{self.name}: {'; '.join(found.notes)}")
+                    self._lowered[key] = found
         return found
 
     def _target(self, device: Device) -> Target | None:
@@ -552,10 +606,6 @@ def _agreed(name: str, of_compile: Any, given: Any) -> Any:
     return given if of_compile is None else of_compile
 
 
-def _head_dims(binding: Binding) -> tuple[int, int]:
-    return binding.sizes["Dqk"], binding.sizes["Dv"]
-
-
 def _in_bhsd(x: ArrayView, layout: Layout) -> ArrayView:
     """The same array seen as [B, H, S, D]."""
     if layout == "bhsd" or len(x.shape) != 4:
@@ -619,4 +669,12 @@ _said: set[str] = set()
 def _say_once(text: str) -> None:
     if text not in _said:
         _said.add(text)
-        warnings.warn(text, stacklevel=4)
+        warnings.warn(text, stacklevel=_depth_of_caller())
+
+
+def _depth_of_caller() -> int:
+    """Frames from `_say_once` to the first one outside of this module, as `warn` counts them."""
+    frame, depth = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename == __file__:
+        frame, depth = frame.f_back, depth + 1
+    return depth

@@ -6,9 +6,11 @@
     run_passes  Attention                     → Attention, folded
     choose      Attention, Schedule, Target   → kernel family, complete Schedule, notes
     lower       Attention, Schedule           → Program (loop nests, grids, workspaces)
-    render      Program                       → CUDA text
+    render      Program, layout class         → CUDA text
 
-What follows (NVRTC, the CPU run, the NumPy executor) takes a `Rendered`.
+The layout class says whether the text takes q, k and v of any address and stride, or those that
+can be copied 16 bytes at a time.  What follows (NVRTC, the CPU run, the NumPy executor) takes a
+`Rendered`.
 """
 
 from __future__ import annotations
@@ -34,7 +36,22 @@ from attngen.passes.specialize import specialize
 from attngen.record import record
 from attngen.targets.base import Target
 
-__all__ = ["Rendered", "choose_family", "plan_for_numpy", "render_program"]
+__all__ = [
+    "Lowered", "Rendered", "choose_family", "lower_program", "plan_for_numpy", "render_lowered",
+    "render_program",
+]  # fmt: skip
+
+
+@final
+@record
+class Lowered:
+    """A program and the family that renders it, before the layout class is known."""
+
+    program: Program
+    family: KernelFamily
+    target: Target
+    notes: tuple[str, ...]
+    """What the user should know: why a faster family does not take this."""
 
 
 @final
@@ -47,7 +64,7 @@ class Rendered:
     source: str
     arguments: ArgumentLayout
     notes: tuple[str, ...]
-    """What the user should know: why a faster family does not take this."""
+    """Those of `Lowered`."""
 
     @property
     def launch(self) -> Launch:
@@ -55,15 +72,25 @@ class Rendered:
 
 
 def render_program(
+    checked: Checked, dtype: Element, head_dims: tuple[int, int], target: Target
+) -> Rendered:
+    """Compile one specialisation down to its CUDA text for aligned operands.
+
+    Units:   `head_dims` is (Dqk, Dv).
+    Errors:  those of `lower_program`.
+    """
+    return render_lowered(lower_program(checked, dtype, head_dims, target))
+
+
+def lower_program(
     checked: Checked,
     dtype: Element,
     head_dims: tuple[int, int],
     target: Target,
     *,
-    is_checked: bool = False,
     observe: Observer | None = None,
-) -> Rendered:
-    """Compile one specialisation down to CUDA text.
+) -> Lowered:
+    """Compile one specialisation down to its loop nest.
 
     Units:   `head_dims` is (Dqk, Dv).
     Errors:  A451 unknown kernel family; A452 the family (or every one) refuses the problem.
@@ -72,9 +99,19 @@ def render_program(
     family, schedule, notes = choose_family(attention, checked.schedule_for(target.name), target)
     program = family.lower(attention, schedule)
     require_valid(f"lowering for `{family.name}`", verify_program(program))
-    source = family.render(program, target, is_checked=is_checked)
-    arguments = layout_arguments(attention, dtype, is_checked=is_checked)
-    return Rendered(program, target, source, arguments, notes)
+    return Lowered(program, family, target, notes)
+
+
+def render_lowered(
+    lowered: Lowered, *, is_checked: bool = False, is_aligned: bool = True
+) -> Rendered:
+    """The CUDA text for one layout class; a checked one reports reads outside of a tensor."""
+    program, target = lowered.program, lowered.target
+    source = lowered.family.render(program, target, is_checked=is_checked, is_aligned=is_aligned)
+    dtype = program.attention.dtype
+    assert dtype is not None
+    arguments = layout_arguments(program.attention, dtype, is_checked=is_checked)
+    return Rendered(program, target, source, arguments, lowered.notes)
 
 
 def plan_for_numpy(checked: Checked, dtype: Element, head_dims: tuple[int, int]) -> Program:

@@ -306,7 +306,9 @@ class NotPrepared(Diagnostic):
     code = "A613"
     title = "kernel `{kernel}` is not loaded on {device}, and the stream is capturing a graph"
     label = "loading during capture would break the graph; nothing was launched"
-    hint = "call the kernel once, or its `prepare`, before the capture begins"
+    hint = (
+        "call the kernel once with arrays like these, or its `prepare`, before the capture begins"
+    )
     kernel: str
     device: str
 

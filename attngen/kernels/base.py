@@ -6,6 +6,7 @@ renders that to CUDA.  It never measures, compiles or launches.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Protocol, final
 
 from attngen.ir.attention import Attention
@@ -14,7 +15,7 @@ from attngen.ir.schedule import Schedule
 from attngen.record import record
 from attngen.targets.base import Target
 
-__all__ = ["KernelFamily", "SharedArray", "total_bytes"]
+__all__ = ["KernelFamily", "SharedArray", "Strided", "total_bytes"]
 
 
 @final
@@ -37,6 +38,19 @@ class SharedArray:
 def total_bytes(arrays: tuple[SharedArray, ...]) -> int:
     """Shared memory of a block."""
     return sum(array.bytes for array in arrays)
+
+
+class Strided(Protocol):
+    """An array in memory; strides count elements."""
+
+    @property
+    def pointer(self) -> int: ...
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+    @property
+    def strides(self) -> Sequence[int]: ...
 
 
 class KernelFamily(Protocol):
@@ -68,6 +82,26 @@ class KernelFamily(Protocol):
         """The loop nest, grid and workspaces of a complete schedule."""
         ...
 
-    def render(self, program: Program, target: Target, *, is_checked: bool = False) -> str:
-        """The CUDA text; a checked one reports reads outside of a captured tensor."""
+    def why_unaligned(self, operands: Mapping[str, Strided]) -> str | None:
+        """Why q, k and v, by name, need the text for any address and stride.
+
+        None when the aligned text takes them, which it always does in a family with one text.
+
+        Shapes:  each operand is [B, H, tokens, D].
+        """
+        ...
+
+    def render(
+        self,
+        program: Program,
+        target: Target,
+        *,
+        is_checked: bool = False,
+        is_aligned: bool = True,
+    ) -> str:
+        """The CUDA text.
+
+        is_checked:  it reports reads outside of a captured tensor.
+        is_aligned:  it takes only operands that `why_unaligned` has nothing against.
+        """
         ...

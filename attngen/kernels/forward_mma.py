@@ -10,9 +10,9 @@ Source: Dao, "FlashAttention-2", 2023.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Protocol, final
+from typing import TYPE_CHECKING, Final, final
 
 from attngen import resources
 from attngen.analysis.ranges import compile_time_ranges, infer_ranges
@@ -25,15 +25,16 @@ from attngen.ir.expr import Load
 from attngen.ir.program import Launch, Program, TileProgram
 from attngen.ir.schedule import LoopOrder, Normalize, Passes, Schedule
 from attngen.ir.traverse import postorder
-from attngen.kernels.base import KernelFamily, SharedArray, total_bytes
+from attngen.kernels.base import KernelFamily, SharedArray, Strided, total_bytes
 from attngen.passes.loop_nest import build_loop_nest
 from attngen.targets.base import Feature, Target
 
-__all__ = ["FAMILY", "Context", "ForwardMma", "is_aligned"]
+__all__ = ["FAMILY", "Context", "ForwardMma"]
 
 LARGEST_HEAD_DIM: Final = 256
 _COPY_BYTES: Final = 16
 _ELEMENT: Final = 2
+_OUTER_DIMS: Final = ("batch", "heads", "tokens")
 _SECTION_KILOBYTES: Final = 24 << 10
 _TEMPLATE: Final = "forward_mma.cu.j2"
 _TEMPLATES: Final = (
@@ -70,35 +71,6 @@ class Context(ForwardContext):
     weight: str
     output: str
     lse: str
-
-
-class Strided(Protocol):
-    """An array in memory; strides count elements."""
-
-    @property
-    def pointer(self) -> int: ...
-
-    @property
-    def shape(self) -> Sequence[int]: ...
-
-    @property
-    def strides(self) -> Sequence[int]: ...
-
-
-def is_aligned(*operands: Strided) -> bool:
-    """Whether rows of q, k and v can be copied 16 bytes at a time.
-
-    Operands are [B, H, tokens, D] of a 16-bit type.
-    """
-    return all(
-        array.pointer % _COPY_BYTES == 0
-        and (array.shape[-1] == 1 or array.strides[-1] == 1)
-        and all(
-            size <= 1 or stride * _ELEMENT % _COPY_BYTES == 0
-            for size, stride in zip(array.shape[:-1], array.strides[:-1], strict=True)
-        )
-        for array in operands
-    )
 
 
 @final
@@ -197,6 +169,26 @@ class ForwardMma:
             workspaces=(),
         )
         return Program(attention, schedule, (launch,))
+
+    def why_unaligned(self, operands: Mapping[str, Strided]) -> str | None:
+        """The first thing that keeps rows of q, k or v from being copied 16 bytes at a time.
+
+        Rows past the last one are copied, too, as zeros, from an address that must be aligned;
+        so the stride of a single token counts, while that of a single batch or head does not.
+        """
+        for name, array in operands.items():
+            if array.pointer % _COPY_BYTES:
+                return f"`{name}` begins at an address that is no multiple of {_COPY_BYTES} bytes"
+            if array.shape[-1] > 1 and array.strides[-1] != 1:
+                return f"the elements of a row of `{name}` are {array.strides[-1]} apart, not 1"
+            for dim, size, stride in zip(_OUTER_DIMS, array.shape, array.strides, strict=False):
+                is_walked = size > 1 or dim == "tokens"
+                if is_walked and stride * _ELEMENT % _COPY_BYTES:
+                    return (
+                        f"`{name}` has a stride of {stride * _ELEMENT} bytes along its {dim},"
+                        f" no multiple of {_COPY_BYTES}"
+                    )
+        return None
 
     def render(
         self,

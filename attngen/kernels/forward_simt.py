@@ -7,6 +7,7 @@ kernel to read first, and the one that runs what no faster family takes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, final
 
@@ -16,7 +17,7 @@ from attngen.codegen.render import render
 from attngen.ir.attention import Attention
 from attngen.ir.program import Launch, Node, Op, Program, Step, TileProgram, Workspace, walk
 from attngen.ir.schedule import LoopOrder, Normalize, Schedule
-from attngen.kernels.base import KernelFamily, SharedArray, total_bytes
+from attngen.kernels.base import KernelFamily, SharedArray, Strided, total_bytes
 from attngen.passes.barriers import SharedUse, place_barriers
 from attngen.passes.loop_nest import build_loop_nest
 from attngen.record import record
@@ -164,7 +165,18 @@ class ForwardSimt:
         )
         return Program(attention, schedule, (launch,))
 
-    def render(self, program: Program, target: Target, *, is_checked: bool = False) -> str:
+    def why_unaligned(self, operands: Mapping[str, Strided]) -> str | None:
+        return None
+
+    def render(
+        self,
+        program: Program,
+        target: Target,
+        *,
+        is_checked: bool = False,
+        is_aligned: bool = True,
+    ) -> str:
+        """The one text, which takes any address and stride."""
         context = self.context(program, target, is_checked=is_checked)
         return render(_TEMPLATE, context, name=context.name)
 
