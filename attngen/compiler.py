@@ -28,7 +28,7 @@ from attngen.ir.program import Launch, Program, TileProgram
 from attngen.ir.schedule import Schedule
 from attngen.ir.types import Element
 from attngen.ir.verify import verify_program
-from attngen.kernels import FALLBACK, NAMED_ONLY, all_families
+from attngen.kernels import all_families
 from attngen.kernels.base import KernelFamily
 from attngen.passes.loop_nest import build_loop_nest
 from attngen.passes.pipeline import Observer, run_passes
@@ -130,8 +130,8 @@ def choose_family(
 ) -> tuple[KernelFamily, Schedule, tuple[str, ...]]:
     """The family that runs a problem, its complete schedule, and what the user should know.
 
-    A family that the schedule names must take all of it.  Otherwise the best family that does
-    is taken, and where none does, the fallback with its own tiles.
+    A family that the schedule names must take all of it.  Otherwise the best family that takes
+    everything is chosen; where none does, the best one with tiles of its own.
     """
     families = all_families()
     if schedule.kernel is not None:
@@ -141,19 +141,19 @@ def choose_family(
         if reasons := named.reasons_against(attention, schedule, target):
             raise AttnError(FamilyRefuses(None, named.name, target.name, "; ".join(reasons)))
         return named, named.complete(attention, schedule, target), ()
+    candidates = [f for f in families.values() if attention.dtype in f.dtypes]
     notes: list[str] = []
-    faster = (f for n, f in families.items() if n not in (FALLBACK, *NAMED_ONLY))
-    for family in (*faster, families[FALLBACK]):
+    for family in candidates:
         reasons = family.reasons_against(attention, schedule, target)
         if not reasons:
             return family, family.complete(attention, schedule, target), tuple(notes)
         notes.append(f"{family.name} on {target.name} does not take it: {'; '.join(reasons)}")
-    fallback = families[FALLBACK]
     free = replace(schedule, tile_q=None, tile_kv=None, stages=None, warps=None, splits=None)
-    if reasons := fallback.reasons_against(attention, free, target):
-        raise AttnError(FamilyRefuses(None, fallback.name, target.name, "; ".join(reasons)))
-    complete = fallback.complete(attention, free, target)
-    notes.append(
-        f"{fallback.name} runs it with tile q = {complete.tile_q}, kv = {complete.tile_kv} instead"
-    )
-    return fallback, complete, tuple(notes)
+    for family in candidates:
+        reasons = family.reasons_against(attention, free, target)
+        if not reasons:
+            complete = family.complete(attention, free, target)
+            tile = f"tile q = {complete.tile_q}, kv = {complete.tile_kv}"
+            return family, complete, (*notes, f"{family.name} runs it with {tile} instead")
+    last = candidates[-1]
+    raise AttnError(FamilyRefuses(None, last.name, target.name, "; ".join(reasons)))

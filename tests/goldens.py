@@ -23,10 +23,11 @@ from typing import Any
 import numpy as np
 
 import attngen
+from attngen import targets
 from attngen.backend.cubin import read_resources
 from attngen.backend.nvrtc import compile_cuda, spills_from_log
 from attngen.cli.guess import guess_sizes, make_tensor
-from attngen.compiler import Rendered
+from attngen.compiler import Rendered, lower_program, render_lowered
 from attngen.ir.types import FLOATING
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,6 +47,8 @@ class Golden:
     schedule: str | None = None
     consts: tuple[tuple[str, int], ...] = ()
     """Smaller windows and blocks than the example's, so that small problems reach their edges."""
+    is_aligned: bool = True
+    """The layout class: False for the text that takes any address and stride."""
 
     @property
     def file(self) -> str:
@@ -67,33 +70,53 @@ class Golden:
         )
 
     def render(self) -> Rendered:
-        return self.kernel().render(self.target)
+        lowered = lower_program(
+            self.kernel().checked, FLOATING[self.dtype], self.head_dim, targets.get(self.target)
+        )
+        return render_lowered(lowered, is_aligned=self.is_aligned)
 
 
 _FA1 = "loop kv, q; passes fused; normalize every_tile"
 _SAFE = "passes three; normalize every_tile"
 _ONLINE = "passes two; normalize last"
 
+_SIMT = "kernel forward_simt"
+_ONE_STAGE = "tile q = 32, kv = 32; stages 1"
+_WINDOW = (("W", 24),)
+_GRID = (("columns", 7), ("size", 3))
+_BLOCK = (("block", 16),)
+
 GOLDENS = (
+    # forward_simt
     Golden("causal_fp32_d64", "causal", "sm_80", "fp32", (64, 64)),
     Golden("causal_fp32_d64_three_passes", "causal", "sm_80", "fp32", (64, 64), _SAFE),
     Golden("causal_fp32_d64_two_passes", "causal", "sm_80", "fp32", (64, 64), _ONLINE),
     Golden("causal_fp32_d24_v20_keys_outside", "causal", "sm_80", "fp32", (24, 20), _FA1),
+    Golden("softmax_off_by_one_fp32_d64", "softmax_off_by_one", "sm_80", "fp32", (64, 64)),
+    Golden("alphafold_fp32_d32", "alphafold_pair_bias", "sm_100a", "fp32", (32, 32)),
     Golden("ragged_prefill_bf16_d20_v12", "ragged_prefill", "sm_80", "bf16", (20, 12)),
-    Golden("causal_bf16_d256", "causal", "sm_86", "bf16", (256, 256)),
+    Golden("causal_bf16_d256_simt", "causal", "sm_86", "bf16", (256, 256), _SIMT),
+    Golden("sigmoid_fp16_d64_simt", "sigmoid_attention", "sm_89", "fp16", (64, 64), _SIMT),
+    Golden("alibi_fp16_d64_simt", "alibi", "sm_90a", "fp16", (64, 64), _SIMT),
+    # forward_mma
+    Golden("full_bf16_d64", "full", "sm_80", "bf16", (64, 64)),
+    Golden("causal_bf16_d128", "causal", "sm_80", "bf16", (128, 128)),
+    Golden("causal_fp16_d256", "causal", "sm_86", "fp16", (256, 256)),
+    Golden("causal_fp16_d64_one_stage", "causal", "sm_120", "fp16", (64, 64), _ONE_STAGE),
+    Golden("causal_bf16_d40_v72", "causal", "sm_80", "bf16", (40, 72), "tile q = 32, kv = 32"),
+    Golden("causal_bf16_d72_any_stride", "causal", "sm_89", "bf16", (72, 72), is_aligned=False),
     Golden(
-        "gemma2_local_bf16_d256", "gemma2_local", "sm_90a", "bf16", (256, 256), None, (("W", 24),)
+        "gemma2_local_bf16_d256", "gemma2_local", "sm_90a", "bf16", (256, 256), consts=(("W", 24),)
     ),
     Golden("gpt_oss_bf16_d64", "gpt_oss", "sm_90a", "bf16", (64, 64)),
     Golden("mla_prefill_bf16_d192_v128", "mla_prefill", "sm_90a", "bf16", (192, 128)),
     Golden("sigmoid_fp16_d64", "sigmoid_attention", "sm_89", "fp16", (64, 64)),
     Golden("alibi_fp16_d64", "alibi", "sm_90a", "fp16", (64, 64)),
-    Golden("alphafold_fp32_d32", "alphafold_pair_bias", "sm_100a", "fp32", (32, 32)),
-    Golden("longformer_fp16_d64", "longformer", "sm_89", "fp16", (64, 64), consts=(("W", 16),)),
+    Golden("longformer_fp16_d64", "longformer", "sm_89", "fp16", (64, 64), consts=_WINDOW),
     Golden("prefix_lm_bf16_d64", "prefix_lm", "sm_90a", "bf16", (64, 64)),
-    Golden("softmax_off_by_one_fp32_d64", "softmax_off_by_one", "sm_80", "fp32", (64, 64)),
     Golden("packed_documents_fp16_d64", "packed_documents", "sm_90a", "fp16", (64, 64)),
     Golden("padded_decode_fp16_d128", "padded_decode", "sm_90a", "fp16", (128, 128)),
+    Golden("ragged_prefill_bf16_d64", "ragged_prefill", "sm_80", "bf16", (64, 64)),
     Golden(
         "natten_2d_fp16_d32",
         "natten_2d",
@@ -104,12 +127,7 @@ GOLDENS = (
     ),
     Golden("speculative_tree_bf16_d64", "speculative_tree", "sm_90a", "bf16", (64, 64)),
     Golden(
-        "block_sparse_bf16_d64",
-        "block_sparse",
-        "sm_90a",
-        "bf16",
-        (64, 64),
-        consts=(("block", 16),),
+        "block_sparse_bf16_d64", "block_sparse", "sm_90a", "bf16", (64, 64), consts=(("block", 16),)
     ),
 )
 
@@ -221,6 +239,7 @@ def _entries() -> Iterator[tuple[Golden, Rendered, dict[str, Any]]]:
             "dtype": golden.dtype,
             "head_dim": list(golden.head_dim),
             "schedule": golden.schedule or "",
+            "is_aligned": golden.is_aligned,
             "consts": dict(golden.consts),
             "sha256": digest(rendered.source),
             "resources": measure(rendered),

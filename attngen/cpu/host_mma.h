@@ -494,6 +494,8 @@ template <class T> AG_DEVICE ag_u32 ag_pack(float low, float high) {
     return ag_from_float<T>(low).bits | (ag_u32)ag_from_float<T>(high).bits << 16;
 }
 
+AG_DEVICE int ag_renew(int x) { return x; }
+
 // More exact than the GPU's approximations; the special values are the same.
 AG_DEVICE float ag_exp2_approx(float x) {
     if (x != x) return AG_NAN;

@@ -7,7 +7,7 @@ from pathlib import Path
 from attngen.backend.device import ITEM_BYTES, ArrayView
 from attngen.binding import Binding
 from attngen.compiler import Rendered
-from attngen.cpu.run import MemoryRange, Mode, RunReport, run_on_cpu
+from attngen.cpu.run import Landing, MemoryRange, Mode, RunReport, run_on_cpu
 from attngen.engines.outputs import Outputs, argument_values, grid_size, reach
 
 __all__ = ["run_on_host"]
@@ -20,6 +20,7 @@ def run_on_host(
     library: Path,
     *,
     mode: Mode = Mode.RING,
+    landing: Landing = Landing.LATE,
     seed: int = 0,
     check: bool = False,
 ) -> RunReport | None:
@@ -47,6 +48,7 @@ def run_on_host(
         shared_bytes=launch.shared_bytes,
         ranges=ranges,
         mode=mode,
+        landing=landing,
         seed=seed,
         check=check,
     )

@@ -12,6 +12,7 @@ from typing import Protocol, final
 from attngen.ir.attention import Attention
 from attngen.ir.program import Program
 from attngen.ir.schedule import Schedule
+from attngen.ir.types import Element
 from attngen.record import record
 from attngen.targets.base import Target
 
@@ -62,6 +63,11 @@ class KernelFamily(Protocol):
     @property
     def templates(self) -> tuple[str, ...]:
         """The files its text comes from; its template is the first."""
+        ...
+
+    @property
+    def dtypes(self) -> tuple[Element, ...]:
+        """The element types it is made for; with others it is out of the question."""
         ...
 
     def reasons_against(

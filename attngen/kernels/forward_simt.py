@@ -17,6 +17,7 @@ from attngen.codegen.render import render
 from attngen.ir.attention import Attention
 from attngen.ir.program import Launch, Node, Op, Program, Step, TileProgram, Workspace, walk
 from attngen.ir.schedule import LoopOrder, Normalize, Schedule
+from attngen.ir.types import BF16, FP16, FP32, Element
 from attngen.kernels.base import KernelFamily, SharedArray, Strided, total_bytes
 from attngen.passes.barriers import SharedUse, place_barriers
 from attngen.passes.loop_nest import build_loop_nest
@@ -74,6 +75,7 @@ class Context(ForwardContext):
 class ForwardSimt:
     name: str = "forward_simt"
     templates: tuple[str, ...] = _TEMPLATES
+    dtypes: tuple[Element, ...] = (FP16, BF16, FP32)
 
     def reasons_against(
         self, attention: Attention, schedule: Schedule, target: Target

@@ -49,6 +49,10 @@ template <class T> AG_DEVICE ag_u32 ag_pack(float low, float high);
 template <> AG_DEVICE ag_u32 ag_pack<ag_bf16>(float low, float high) { ag_u32 r; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
 template <> AG_DEVICE ag_u32 ag_pack<ag_fp16>(float low, float high) { ag_u32 r; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
 
+// x, of which the compiler knows nothing: what depends on it is computed here, and not kept in a
+// register from before.  (No instruction)
+AG_DEVICE int ag_renew(int x) { asm volatile("" : "+r"(x)); return x; }
+
 // 2^x with flushed subnormals, relative error 2^-22.  (PTX ISA: ex2.approx.ftz.f32)
 AG_DEVICE float ag_exp2_approx(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 // Relative error 2^-11.  (PTX ISA: tanh.approx.f32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -49,11 +50,10 @@ def test_text_was_verified_on_a_gpu(golden: Golden) -> None:
 
 
 @every_golden
-def test_text_compiles_for_every_target_without_spills(golden: Golden) -> None:
-    rendered = golden.render()
+def test_every_target_gets_a_text_without_spills(golden: Golden) -> None:
+    """With the tiles that are chosen for it: cards differ in shared memory."""
     for target in all_targets():
-        if rendered.launch.shared_bytes > target.shared_bytes_per_block:
-            continue
+        rendered = replace(golden, target=target.name).render()
         compiled = compile_cuda(rendered.source, name=golden.name, target=target)
         resources = read_resources(compiled.binary)[rendered.launch.kernel]
         assert resources.stack_bytes == 0

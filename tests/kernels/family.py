@@ -1,4 +1,4 @@
-"""forward_simt in every schedule, dtype and kind of weights, as few texts.
+"""Kernels in every schedule, dtype and kind of weights, as few texts.
 
 Kernels that share their device functions may share a compilation: each one's text behind those
 functions becomes a namespace of its own.  A compiler starts three times instead of 78.
@@ -15,11 +15,13 @@ import ml_dtypes
 import numpy as np
 
 import attngen
+from attngen import targets
 from attngen.backend.device import view
 from attngen.binding import Binding, bind
-from attngen.compiler import Rendered
+from attngen.compiler import Rendered, lower_program, render_lowered
 from attngen.cpu.run import copy_apart
 from attngen.engines.outputs import Outputs, workspace_shape
+from attngen.ir.types import FLOATING
 
 DTYPES = {"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}
 LOOPS = ("q, kv", "kv, q")
@@ -28,12 +30,20 @@ SCHEDULES = tuple(
     for loop, passes, normalize in product(LOOPS, ("three", "two", "fused"), ("last", "every_tile"))
 )
 WEIGHTS = {"softmax": "softmax", "sink": "softmax(sink = sinks[h])", "sigmoid": "sigmoid"}
+FORMULAS = {
+    "all": "",
+    "band": "    mask    window(left = 20, right = 9)\n",
+    "documents": (
+        "    score   s + 0.25 * (kv - qpos)\n    mask    kv <= qpos + 3 and doc[b, kv] != 2\n"
+    ),
+}
+"""Without anything; a mask that is computed; a score, and a mask that reads."""
 END = "// ---- end of device functions"
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One member of the family: 4 to 128 rows and a multiple of 8 keys in a tile."""
+    """One kernel of a family."""
 
     number: int
     dtype: str
@@ -41,9 +51,14 @@ class Variant:
     schedule: str
     tile: tuple[int, int] = (8, 16)
     head_dim: tuple[int, int] = (8, 12)
+    kernel_family: str = "forward_simt"
+    formulas: str = "documents"
+    is_aligned: bool = True
 
     def __str__(self) -> str:
-        return f"{self.dtype}-{self.weights}-{self.schedule}"
+        """What pytest calls it."""
+        rest = "" if self.kernel_family == "forward_simt" else f"-{self.formulas}-{self.tile}"
+        return f"{self.dtype}-{self.weights}-{self.schedule}{rest}"
 
     @property
     def text(self) -> str:
@@ -51,9 +66,7 @@ class Variant:
         return f"""attention v{self.number} {{
     tensor  sinks : float[Hq]
     tensor  doc : int32[B, Skv]
-    score   s + 0.25 * (kv - qpos)
-    mask    kv <= qpos + 3 and doc[b, kv] != 2
-    weights {WEIGHTS[self.weights]}
+{FORMULAS[self.formulas]}    weights {WEIGHTS[self.weights]}
     output  {output}
 }}
 """
@@ -64,11 +77,14 @@ class Variant:
             self.text,
             name=f"v{self.number}.attn",
             engine=engine,
-            schedule=f"kernel forward_simt; {self.schedule}; {tiles}",
+            schedule=f"kernel {self.kernel_family}; {self.schedule}; {tiles}",
         )
 
     def render(self, target: str) -> Rendered:
-        return self.kernel().render(target, dtype=self.dtype, head_dim=self.head_dim)
+        lowered = lower_program(
+            self.kernel().checked, FLOATING[self.dtype], self.head_dim, targets.get(target)
+        )
+        return render_lowered(lowered, is_aligned=self.is_aligned)
 
     def operands(self, rows: int, keys: int) -> list[Any]:
         """Two heads that share keys."""
@@ -95,6 +111,35 @@ def every_variant() -> list[Variant]:
         for schedule in (SCHEDULES if weights != "sigmoid" else [f"loop {x}" for x in LOOPS])
     ]
     return [Variant(i, *case) for i, case in enumerate(cases)]
+
+
+MMA_TILES = {
+    (16, 16): "warps 1; stages 1",
+    (32, 32): "warps 1; stages 2",  # 32 rows of a warp: two slabs
+    (64, 48): "warps 4; stages 2",
+    (64, 16): "warps 2; stages 1",
+}
+MMA_HEAD_DIMS = ((8, 24), (40, 64), (64, 8), (72, 128))
+"""Widths of every layout in shared memory: 1 to 16 chunks of 16 bytes a row."""
+
+
+def every_mma_variant() -> list[Variant]:
+    """Every tile with every kind of formula and weights, and the rest in turn."""
+    kinds = product(MMA_TILES, FORMULAS, WEIGHTS)
+    return [
+        Variant(
+            number,
+            ("fp16", "bf16")[(number + number // 9) % 2],
+            weights,
+            MMA_TILES[tile],
+            tile,
+            MMA_HEAD_DIMS[(number + number // 4) % 4],
+            "forward_mma",
+            formulas,
+            number % 5 != 0,
+        )
+        for number, (tile, formulas, weights) in enumerate(kinds)
+    ]
 
 
 def join(rendered: Sequence[Rendered]) -> str:
