@@ -38,7 +38,9 @@ from attngen.diagnostics.diagnostic import AttnError, Diagnostic
 from attngen.ir.attention import Attention, Bound, Param, Tensor, TensorDim
 from attngen.ir.types import FLOATING, Element, ScalarType
 
-__all__ = ["Binding", "Layout", "bind", "is_int", "require_free_names", "split_arguments"]
+__all__ = [
+    "Binding", "Layout", "ParamCheck", "bind", "is_int", "require_free_names", "split_arguments",
+]  # fmt: skip
 
 Layout: TypeAlias = Literal["bhsd", "bshd"]
 
@@ -154,7 +156,7 @@ def bind(
     in_order = sorted(attention.tensors, key=lambda t: any(d.optional for d in t.dims))
     bound = {t.name: _bind_tensor(t, tensors[t.name], sizes) for t in in_order}
     views = {t.name: bound[t.name] for t in attention.tensors}
-    values = {p.name: _check_param(p, params[p.name]) for p in attention.params}
+    values = {p.name: ParamCheck(p)(params[p.name]) for p in attention.params}
     if check_integers:
         _check_integers(attention, sizes, values)
     return Binding(q, k, v, dtype, sizes, values, views, rows, keys)
@@ -310,32 +312,69 @@ def _tensor_shape(tensor: Tensor, view: ArrayView, sizes: Mapping[str, int]) -> 
 # ---- params ------------------------------------------------------------------------------
 
 
-def _check_param(param: Param, value: Any) -> bool | int | float:
-    """A param's value as a kernel gets it: a bool, an integer of 64 bits, or a float32."""
-    kind = f"a value of type {type(value).__name__}"
+@final
+class ParamCheck:
+    """The check of one param's values: a bool, an integer of 64 bits, or a float32.
+
+    What does not depend on the value is found once, for calls that come often.
+    """
+
+    def __init__(self, param: Param) -> None:
+        self.name, self.default = param.name, param.default
+        self._param = param
+        self._convert = {
+            ScalarType.BOOL: self._to_bool,
+            ScalarType.INT: self._to_int,
+            ScalarType.FLOAT: self._to_float,
+        }[param.type]
+        is_float = param.type is ScalarType.FLOAT
+        bound = _as_float32_bound(param.bound) if is_float else param.bound
+        self._bound = None if bound == Bound() else bound
+
+    def __call__(self, value: Any) -> bool | int | float:
+        """The value as a kernel gets it.
+
+        Errors:  A625 its type; A626 its bounds; A630 an integer beyond 64 bits.
+        """
+        checked = self._convert(value)
+        if self._bound is not None and not self._bound.contains(checked):
+            raise AttnError(ParamOutOfRange(self._param.span, self.name, repr(checked)))
+        return checked
+
+    def _to_bool(self, value: Any) -> bool:
+        found = _item(value)
+        if not isinstance(found, bool):
+            raise self._refuse(value, "a bool")
+        return found
+
+    def _to_int(self, value: Any) -> int:
+        if type(value) is not int:
+            found = _item(value)
+            if isinstance(found, bool) or not isinstance(found, numbers.Integral):
+                raise self._refuse(value, "an integer")
+            value = int(found)
+        if not -(2**63) <= value < 2**63:
+            raise AttnError(IntegerTooLarge(self._param.span, str(value)))
+        return int(value)
+
+    def _to_float(self, value: Any) -> float:
+        if type(value) is not float:
+            found = _item(value)
+            if isinstance(found, bool) or not isinstance(found, numbers.Real):
+                raise self._refuse(value, "a number")
+            value = found
+        return _as_float32(value)
+
+    def _refuse(self, value: Any, expected: str) -> AttnError:
+        kind = f"a value of type {type(value).__name__}"
+        return AttnError(ParamType(self._param.span, self.name, kind, expected))
+
+
+def _item(value: Any) -> Any:
+    """The number in an array without dimensions."""
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
-        value = value.item()
-    is_bool = isinstance(value, bool)
-    checked: bool | int | float
-    bound = param.bound
-    match param.type:
-        case ScalarType.BOOL:
-            if not is_bool:
-                raise AttnError(ParamType(param.span, param.name, kind, "a bool"))
-            return bool(value)
-        case ScalarType.INT:
-            if is_bool or not isinstance(value, numbers.Integral):
-                raise AttnError(ParamType(param.span, param.name, kind, "an integer"))
-            checked = int(value)
-            if not -(2**63) <= checked < 2**63:
-                raise AttnError(IntegerTooLarge(param.span, str(checked)))
-        case ScalarType.FLOAT:
-            if is_bool or not isinstance(value, numbers.Real):
-                raise AttnError(ParamType(param.span, param.name, kind, "a number"))
-            checked, bound = _as_float32(value), _as_float32_bound(bound)
-    if not bound.contains(checked):
-        raise AttnError(ParamOutOfRange(param.span, param.name, repr(checked)))
-    return checked
+        return value.item()
+    return value
 
 
 def _as_float32(value: Any) -> float:

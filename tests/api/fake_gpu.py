@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,6 +45,11 @@ class _Dtype:
         return f"torch.{self.name}"
 
 
+class _Device(NamedTuple):
+    type: str
+    index: int
+
+
 class FakeTensor:
     """The part of a CUDA tensor that attngen looks at; its memory is that of `array`."""
 
@@ -53,7 +58,7 @@ class FakeTensor:
     def __init__(self, gpus: FakeGpus, array: Any, index: int) -> None:
         self.gpus, self.array = gpus, array
         self.dtype = getattr(gpus.torch, array.dtype.name)
-        self.device = SimpleNamespace(type="cuda", index=index)
+        self.device = _Device("cuda", index)
         self.shape = array.shape
 
     def data_ptr(self) -> int:
