@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, final, ge
 import numpy as np
 
 from attngen import options, targets
-from attngen.analysis.ranges import compile_time_ranges, exceeding_int64
 from attngen.backend.device import (
     CPU,
     ArrayView,
@@ -29,7 +28,15 @@ from attngen.backend.device import (
     view,
 )
 from attngen.backend.errors import GpuUnavailable, NotPrepared
-from attngen.binding import Binding, Layout, bind, is_int, require_free_names, split_arguments
+from attngen.binding import (
+    Binding,
+    IntegerCheck,
+    Layout,
+    bind,
+    is_int,
+    require_free_names,
+    split_arguments,
+)
 from attngen.binding_errors import OutputOverlaps, ReservedArgument, ShapeMismatch
 from attngen.compiler import (
     Lowered,
@@ -40,7 +47,7 @@ from attngen.compiler import (
     render_program,
 )
 from attngen.diagnostics.diagnostic import AttnError
-from attngen.engines.call_plan import Call, CallPlan, CallPlans, NewArray
+from attngen.engines.call_plan import Call, CallPlans, DoneCall, NewArray
 from attngen.engines.outputs import Outputs, find_overlap, workspace_shape
 from attngen.executor.errors import ReadOutside
 from attngen.frontend.check import Checked, check
@@ -169,10 +176,8 @@ class Kernel:
         self._lowered: dict[tuple[str, tuple[int, int], str], Lowered] = {}
         self._compiled: dict[_Key, _Compiled] = {}
         self._lock = threading.Lock()
-        attention = self.checked.attention
-        ranges = compile_time_ranges(attention)
-        self._may_exceed_int64 = next(exceeding_int64(attention, ranges), None) is not None
-        self._plans = CallPlans(attention, params_are_checked_together=self._may_exceed_int64)
+        self._integers = IntegerCheck(self.checked.attention)
+        self._plans = CallPlans(self.checked.attention, self._integers)
 
     @property
     def attention(self) -> Attention:
@@ -266,8 +271,7 @@ class Kernel:
             self._raise_report(int(report[0]), binding)
         if call is not None and launched is not None and compiled.rendered is not None:
             fields = compiled.rendered.arguments.fields
-            plan = CallPlan(call, launched, fields, binding, new, wanted, out_view)
-            self._plans.keep(call, plan)
+            self._plans.keep(call, DoneCall(launched, fields, binding, new, out_view, wanted))
         results = tuple(arrays[name] for name in wanted)
         return results[0] if len(results) == 1 else results
 
@@ -365,7 +369,7 @@ class Kernel:
             kv_range=kv_range,
             logical=logical,
             layout=layout,
-            check_integers=self._may_exceed_int64,
+            integers=self._integers,
         )
         return binding, device
 

@@ -120,24 +120,16 @@ def view(array: Any, name: str, *, is_output: bool = False) -> ArrayView:
     return _find_library(array, name).view(array, name, is_output)
 
 
-class Facts(NamedTuple):
-    """An array's address, and in `rest` everything else that `view` looks at.
-
-    Arrays with equal `rest` have equal views but for pointer and owner, their addresses are
-    alike modulo 16, and `view` refuses none of them as an input if it does not refuse one.
-    """
-
-    pointer: int
-    rest: Hashable
-
-
-def read(array: Any) -> Facts | None:
+def read(array: Any) -> tuple[int, Hashable] | None:
     """A quick look at an array of CuPy or PyTorch; None where only `view` can tell more.
 
+    Returns: its address, and its facts: all else that `view` looks at.  Arrays with equal facts
+             have equal views but for pointer and owner, addresses alike modulo 16, and `view`
+             refuses both of them or none.
     Errors:  whatever the array's library raises.
     """
-    quick = _find_library(array, "array").read
-    return None if quick is None else quick(array)
+    library = _libraries.get(type(array)) or _find_library(array, "array")
+    return None if library.read is None else library.read(array)
 
 
 def allocate(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
@@ -174,7 +166,7 @@ class _Library(NamedTuple):
     view: Callable[[Any, str, bool], ArrayView]
     allocate: Callable[[tuple[int, ...], str, Any], Any]
     current_stream: Callable[[int, Any], int]
-    read: Callable[[Any], Facts | None] | None = None
+    read: Callable[[Any], tuple[int, Hashable] | None] | None = None
 
 
 _libraries: dict[type, _Library] = {}  # by type of array, filled as types are met
@@ -270,11 +262,11 @@ def _view_cupy(array: Any, name: str, is_output: bool) -> ArrayView:
     )
 
 
-def _read_cupy(array: Any) -> Facts:
+def _read_cupy(array: Any) -> tuple[int, Hashable]:
     memory = array.data
     pointer: int = memory.ptr
     device, low = memory.device_id, pointer % _ALIGNMENT
-    return Facts(pointer, (type(array), array.dtype, device, array.shape, array.strides, low))
+    return pointer, (type(array), array.dtype, device, array.shape, array.strides, low)
 
 
 def _allocate_cupy(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
@@ -319,12 +311,12 @@ def _view_torch(tensor: Any, name: str, is_output: bool) -> ArrayView:
     return _finish(ArrayView(pointer, shape, strides, dtype, where, tensor), name, is_output)
 
 
-def _read_torch(tensor: Any) -> Facts | None:
+def _read_torch(tensor: Any) -> tuple[int, Hashable] | None:
     if (tensor.requires_grad and _is_autograd_on()) or tensor.is_neg():
         return None
     pointer: int = tensor.data_ptr()
     strides, low = tensor.stride(), pointer % _ALIGNMENT
-    return Facts(pointer, (type(tensor), tensor.dtype, tensor.device, tensor.shape, strides, low))
+    return pointer, (type(tensor), tensor.dtype, tensor.device, tensor.shape, strides, low)
 
 
 def _name_torch_dtype(dtype: Any, name: str) -> str:

@@ -16,13 +16,14 @@ Whatever is unusual is None, and then the full call runs: it finds the error, an
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from attngen.backend.device import ArrayView, allocate, current_stream, read
-from attngen.binding import Binding, ParamCheck
+from attngen.binding import Binding, IntegerCheck, ParamCheck
 from attngen.codegen.arguments import Field
 from attngen.engines.outputs import reach
 from attngen.ir.attention import Attention
@@ -30,7 +31,7 @@ from attngen.ir.attention import Attention
 if TYPE_CHECKING:
     from attngen.engines.cuda_engine import Launched
 
-__all__ = ["Call", "CallPlan", "CallPlans", "NewArray"]
+__all__ = ["Call", "CallPlan", "CallPlans", "DoneCall", "NewArray"]
 
 Array = Any
 
@@ -67,12 +68,11 @@ class Call(NamedTuple):
 class CallPlans:
     """The plans of one kernel, by the key of the calls they serve; threads may share them."""
 
-    def __init__(self, attention: Attention, *, params_are_checked_together: bool) -> None:
-        """`params_are_checked_together`: whether a call's integers may leave 64 bits."""
+    def __init__(self, attention: Attention, integers: IntegerCheck) -> None:
         self._tensors = tuple(tensor.name for tensor in attention.tensors)
         self._params = tuple(ParamCheck(param) for param in attention.params)
         self._names = frozenset((*self._tensors, *(param.name for param in self._params)))
-        self._params_are_checked_together = params_are_checked_together
+        self._integers = integers
         self._plans: dict[Hashable, CallPlan] = {}
         self._lock = threading.Lock()
 
@@ -117,24 +117,28 @@ class CallPlans:
             found = read(array)
             if found is None:
                 return None
-            pointers.append(found.pointer)
-            facts.append(found.rest)
+            pointers.append(found[0])
+            facts.append(found[1])
         params = tuple([check(named.get(check.name, check.default)) for check in self._params])
         # What a call depends on, beside its addresses and params: the type, dtype, device, shape
         # and strides of each array and how far it is aligned, which arrays there are, and what
         # else the caller chose.  Params are checked here, each by itself; they belong to the key
-        # where they are also checked together with the sizes.
+        # only where their values and the sizes must be looked at together.
         key = (
             layout,
             bool(return_lse),
             out is None,
             tuple(facts),
-            params if self._params_are_checked_together else None,
+            params if params and self._integers.is_needed(params) else None,
         )
         return Call(key, tuple(pointers), params, self._plans.get(key))
 
-    def keep(self, call: Call, plan: CallPlan) -> None:
-        """Serve calls of this key with the plan from now on."""
+    def keep(self, call: Call, done: DoneCall) -> None:
+        """Serve calls like this one, which just ran in full, with a plan from now on."""
+        looks = [read(array) for array in done.new.values()]
+        if None in looks:
+            return
+        plan = CallPlan(call, done, [look for look in looks if look is not None])
         with self._lock:
             while len(self._plans) >= MOST_PLANS:
                 del self._plans[next(iter(self._plans))]
@@ -142,45 +146,48 @@ class CallPlans:
 
 
 @final
+@dataclass(frozen=True, slots=True)  # most calls in full make one
+class DoneCall:
+    """What a full call launched.
+
+    new:     what it allocated.
+    out:     the caller's own array for `o`, if any.
+    wanted:  the members whose arrays it returned, in order.
+    """
+
+    launched: Launched
+    fields: tuple[Field, ...]
+    binding: Binding
+    new: Mapping[NewArray, Array]
+    out: ArrayView | None
+    wanted: tuple[str, ...]
+
+
+@final
 class CallPlan:
     """What the calls of one key have in common; it never changes, and holds no array."""
 
-    def __init__(
-        self,
-        call: Call,
-        launched: Launched,
-        fields: tuple[Field, ...],
-        binding: Binding,
-        new: Mapping[NewArray, Array],
-        wanted: tuple[str, ...],
-        out: ArrayView | None,
-    ) -> None:
-        """The plan of a call that just ran in full.
-
-        new:     what it allocated.
-        wanted:  the members whose arrays it returned, in order.
-        """
-        inputs = {"q": binding.q, "k": binding.k, "v": binding.v}
-        inputs |= {f"t_{name}": view for name, view in binding.tensors.items()}
-        given = {**inputs, "o": out} if out is not None else inputs
-        self._ready = launched.ready
-        self._new = tuple(new)
-        self._looks = [read(array) for array in new.values()]
+    def __init__(self, call: Call, done: DoneCall, looks: Sequence[tuple[int, Hashable]]) -> None:
+        """`looks` are those at the arrays that the call allocated."""
+        binding, members = done.binding, [array.member for array in done.new]
+        given = {"q": binding.q, "k": binding.k, "v": binding.v}
+        given |= {f"t_{name}": view for name, view in binding.tensors.items()}
+        if done.out is not None:
+            given["o"] = done.out
+        self._ready, self._block = done.launched
+        self._new = tuple(done.new)
+        self._facts_of_new = [facts for _, facts in looks]
         self._spans = [_span(view) for view in given.values()]
-        members = [*given, *(array.member for array in new)]
-        returned = [array.member for array in new] + ["o"] * (out is not None)
-        self._returned = [returned.index(member) for member in wanted]
-        self._block = launched.block
-        addresses = [field for field in fields if field.format == "Q"]
+        self._returned = [(*members, "o").index(member) for member in done.wanted]
+        known = [*given, *members]
+        places = {name: i for i, name in enumerate(known)}
+        addresses = [field.name for field in done.fields if field.format == "Q"]
+        self._in_order = itemgetter(*(places.get(name, len(known)) for name in addresses))
         self._put_addresses = Struct(f"<{len(addresses)}Q").pack_into  # the struct begins with them
-        self._in_order = itemgetter(
-            *(members.index(f.name) if f.name in members else -1 for f in addresses)
-        )
-        offsets = {field.name: (field.format, field.offset) for field in fields}
-        in_struct = [offsets[f"p_{name}"] for name in binding.params]
-        self._put_params = [(Struct(f"<{code}").pack_into, offset) for code, offset in in_struct]
-        pointers = [look.pointer for look in self._looks if look is not None]
-        assert self._fill_block(call, pointers) == launched.block
+        fields = {field.name: field for field in done.fields}
+        params = [fields[f"p_{name}"] for name in binding.params]
+        self._put_params = [(Struct(f"<{f.format}").pack_into, f.offset) for f in params]
+        assert self._fill_block(call, [pointer for pointer, _ in looks]) == self._block
 
     def repeat(self, call: Call, like: Array, out: Array | None) -> Array | None:
         """The results, launched; None, with nothing launched, where a full call must decide.
@@ -194,11 +201,11 @@ class CallPlan:
         try:
             arrays = [new.allocate(like) for new in self._new]
             pointers = []
-            for array, before in zip(arrays, self._looks, strict=True):
-                look = read(array)
-                if look is None or before is None or look.rest != before.rest:
+            for array, facts in zip(arrays, self._facts_of_new, strict=True):
+                found = read(array)
+                if found is None or found[1] != facts:
                     return None
-                pointers.append(look.pointer)
+                pointers.append(found[0])
             block = self._fill_block(call, pointers)
             stream = current_stream(self._ready.device, like)
         except Exception:  # the full call meets it again, and explains it
@@ -211,7 +218,7 @@ class CallPlan:
         return tuple([arrays[i] for i in self._returned])
 
     def _fill_block(self, call: Call, new: list[int]) -> bytes:
-        """The argument struct with this call's addresses and params; a null address is last."""
+        """The argument struct with this call's addresses and params; null where there is none."""
         block = bytearray(self._block)
         self._put_addresses(block, 0, *self._in_order((*call.pointers, *new, 0)))
         for (put, offset), value in zip(self._put_params, call.params, strict=True):
