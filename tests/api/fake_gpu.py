@@ -67,6 +67,12 @@ class FakeTensor:
     def stride(self) -> tuple[int, ...]:
         return tuple(stride // self.array.itemsize for stride in self.array.strides)
 
+    def __getitem__(self, at: Any) -> Any:
+        return self.array[at]
+
+    def __setitem__(self, at: Any, value: Any) -> None:
+        self.array[at] = value
+
     def is_neg(self) -> bool:
         return False
 
