@@ -231,50 +231,6 @@ class Kernel:
                 return results
         return self._call_in_full(q, k, v, return_lse, out, layout, check, named, call)
 
-    def _call_in_full(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        return_lse: bool,
-        out: Array | None,
-        layout: Layout,
-        check: bool,
-        named: Mapping[str, Any],
-        call: Call | None,
-    ) -> Array:
-        """A call with all its checks; where it launches on a GPU, `call` gets a plan."""
-        tensors, params = split_arguments(self.attention, named)
-        binding, device = self._bind(q, k, v, tensors, params, layout)
-        wanted = self._wanted(return_lse)
-        out_view = None if out is None else view(out, "out", is_output=True)
-        if out_view is not None:
-            _check_out(out_view, _out_shape(binding, layout), binding)
-        if check and _is_capturing(device, q):
-            reason = "it waits for the launch, which would break the capture of a graph"
-            raise AttnError(ReservedArgument(None, "check=True", reason))
-        compiled = self._specialise_for(binding, device, is_checked=check)
-        self._make_ready(compiled, device, like=q)
-        new = {
-            array: array.allocate(like=q)
-            for array in self._new_arrays(wanted, binding, out, layout, compiled.program)
-        }
-        arrays = {array.member: x for array, x in new.items()} | ({} if out is None else {"o": out})
-        views = {name: view(x, name, is_output=True) for name, x in arrays.items()}
-        views["o"] = _in_bhsd(views["o"], layout)
-        if check and compiled.rendered is not None:
-            report = allocate((1,), "int32", q)
-            report[...] = 0
-            views["report"] = view(report, "report", is_output=True)
-        launched = self._run(compiled, binding, Outputs(**views), device, like=q)
-        if "report" in views:
-            self._raise_report(int(report[0]), binding)
-        if call is not None and launched is not None and compiled.rendered is not None:
-            fields = compiled.rendered.arguments.fields
-            self._plans.keep(call, DoneCall(launched, fields, binding, new, out_view, wanted))
-        results = tuple(arrays[name] for name in wanted)
-        return results[0] if len(results) == 1 else results
-
     def partial(
         self,
         /,
@@ -341,6 +297,50 @@ class Kernel:
         return render_program(self.checked, element, dims, targets.get(target))
 
     # ---- one call, step by step ----
+
+    def _call_in_full(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        return_lse: bool,
+        out: Array | None,
+        layout: Layout,
+        check: bool,
+        named: Mapping[str, Any],
+        call: Call | None,
+    ) -> Array:
+        """A call with all its checks; where it launches on a GPU, `call` gets a plan."""
+        tensors, params = split_arguments(self.attention, named)
+        binding, device = self._bind(q, k, v, tensors, params, layout)
+        wanted = self._wanted(return_lse)
+        out_view = None if out is None else view(out, "out", is_output=True)
+        if out_view is not None:
+            _check_out(out_view, _out_shape(binding, layout), binding)
+        if check and _is_capturing(device, q):
+            reason = "it waits for the launch, which would break the capture of a graph"
+            raise AttnError(ReservedArgument(None, "check=True", reason))
+        compiled = self._specialise_for(binding, device, is_checked=check)
+        self._make_ready(compiled, device, like=q)
+        new = {
+            array: array.allocate(like=q)
+            for array in self._new_arrays(wanted, binding, out, layout, compiled.program)
+        }
+        arrays = {array.member: x for array, x in new.items()} | ({} if out is None else {"o": out})
+        views = {name: view(x, name, is_output=True) for name, x in arrays.items()}
+        views["o"] = _in_bhsd(views["o"], layout)
+        if check and compiled.rendered is not None:
+            report = allocate((1,), "int32", q)
+            report[...] = 0
+            views["report"] = view(report, "report", is_output=True)
+        launched = self._run(compiled, binding, Outputs(**views), device, like=q)
+        if "report" in views:
+            self._raise_report(int(report[0]), binding)
+        if call is not None and launched is not None and compiled.rendered is not None:
+            fields = compiled.rendered.arguments.fields
+            self._plans.keep(call, DoneCall(launched, fields, binding, new, out_view, wanted))
+        results = tuple(arrays[name] for name in wanted)
+        return results[0] if len(results) == 1 else results
 
     def _bind(
         self,

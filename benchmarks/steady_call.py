@@ -1,6 +1,6 @@
 """How long attngen itself takes in a call like the one before it: a steady call.
 
-    python -m benchmarks.steady_call [--repeats 9] [--out benchmarks/results/FILE.jsonl]
+    python -m benchmarks.steady_call [--repeats 40] [--out benchmarks/results/FILE.jsonl]
 
     read      looking at the arrays and params of a call: its key, and the plan of that key
     fill      the argument struct: addresses and params in a copy of the plan's bytes
@@ -10,37 +10,43 @@
     share     steady - nothing: what attngen adds, which should be at most 10 us
     full      the same call with all its checks, for comparison
 
-Needs no GPU: the driver is a fake that does nothing, new arrays are made once and handed out
-again, and tensors of PyTorch are fakes with the attributes of real ones.  Arrays of CuPy are
-CuPy's own where it is installed, over memory of the CPU.  Prints the lowest of many repeats, in
-microseconds.
+Where there is a GPU everything is real, and PyTorch is measured where it is installed.  Without
+one the driver is a fake that does nothing, new arrays are made once and handed out again, and
+tensors of PyTorch are fakes with the attributes of real ones, which take longer to read; arrays
+of CuPy are CuPy's own, over memory of the CPU.  Prints the lowest of many repeats, in
+microseconds, and what was fake.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
 import sys
 import timeit
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 from unittest import mock
 
+import numpy as np
+
 import attngen
 from attngen.backend import device as device_module
 from attngen.backend import launch as launch_module
+from attngen.diagnostics.diagnostic import AttnError
 
-CALLS = 2000
-"""Calls of one repeat."""
-SHAPES = {"q": (1, 32, 1024, 128), "k": (1, 8, 1024, 128), "v": (1, 8, 1024, 128)}
+CALLS = 500
+"""Calls of one repeat: fewer launches than a GPU's queue takes before it makes the caller wait."""
+SHAPES = {"q": (1, 4, 16, 64), "k": (1, 2, 16, 64), "v": (1, 2, 16, 64)}
+"""So small that a GPU is done before the next call; the time of a call does not depend on them."""
 
 PLAIN = "attention plain {\n    mask kv <= qpos\n}\n"
-WINDOW = """\
+DOCUMENTS = """\
 attention documents {
     param  left : int = 64 where 0 <= left
     param  cap : float = 50.0 where cap > 0
@@ -126,45 +132,67 @@ class FakeTensor:
         return False
 
 
-FLOAT16, INT32 = Name("float16"), Name("int32")
 TORCH = SimpleNamespace(
     is_grad_enabled=lambda: True,
-    float16=FLOAT16,
+    float16=Name("float16"),
     float32=Name("float32"),
+    int32=Name("int32"),
     _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda index: 7),
 )
 
 
 class Library(NamedTuple):
-    """Where arrays come from, and what of it is fake."""
+    """Where arrays come from, what of the measurement is fake, and how to wait for the GPU."""
 
     name: str
     fake: str
     make: Callable[[tuple[int, ...], str], Any]
+    wait: Callable[[], None]
 
 
-def make_tensor(shape: tuple[int, ...], dtype: str) -> FakeTensor:
-    make_tensor.made += 1
-    return FakeTensor(shape, getattr(TORCH, dtype, INT32), make_tensor.made << 24)
-
-
-make_tensor.made = 1
-
-
-def find_cupy() -> Library | None:
+def libraries() -> Iterator[Library]:
+    """What is installed, on a GPU where there is one."""
     try:
         import cupy
-        import numpy as np
     except ImportError:
-        return None
-    memory = np.empty(16 << 20, np.uint8)
+        cupy = None
+    if cupy is None or not has_gpu():
+        yield Library("torch", "driver, new arrays, tensors", fake_tensors(), lambda: None)
+        if cupy is not None:
+            fake = "driver, new arrays, current stream"
+            yield Library("cupy", fake, on_the_cpu(cupy), lambda: None)
+        return
+    yield Library("cupy", "", cupy.zeros, cupy.cuda.runtime.deviceSynchronize)
+    try:
+        import torch
+    except ImportError:
+        return
+
+    def zeros(shape: tuple[int, ...], dtype: str) -> Any:
+        return torch.zeros(shape, dtype=getattr(torch, dtype), device="cuda")
+
+    yield Library("torch", "", zeros, torch.cuda.synchronize)
+
+
+def has_gpu() -> bool:
+    try:
+        launch_module.load_driver()
+    except AttnError:
+        return False
+    return True
+
+
+def fake_tensors() -> Callable[[tuple[int, ...], str], Any]:
+    numbers = itertools.count(1)
+    return lambda shape, dtype: FakeTensor(shape, getattr(TORCH, dtype), next(numbers) << 24)
+
+
+def on_the_cpu(cupy: Any) -> Callable[[tuple[int, ...], str], Any]:
+    """CuPy's arrays over memory of the CPU, which nobody reads or writes."""
+    memory = np.empty(1 << 20, np.uint8)
     owner = cupy.cuda.UnownedMemory(memory.ctypes.data, memory.nbytes, memory, 0)
     place = cupy.cuda.MemoryPointer(owner, -memory.ctypes.data % 16)
-    return Library(
-        "cupy",
-        "driver, new arrays, current stream",
-        lambda shape, dtype: cupy.ndarray(shape, dtype, place),
-    )
+    return lambda shape, dtype: cupy.ndarray(shape, dtype, place)
 
 
 @contextmanager
@@ -179,13 +207,16 @@ def fakes(library: Library) -> Iterator[None]:
             found = made[shape] = library.make(shape, theirs)
         return found
 
+    def stream(index: int, like: Any) -> int:
+        return 7
+
     before = sys.modules.get("torch")
     sys.modules["torch"] = cast(Any, TORCH)
     with (
         mock.patch.object(launch_module, "load_driver", return_value=FakeDriver()),
         mock.patch.object(device_module, "_allocate_torch", allocate),
         mock.patch.object(device_module, "_allocate_cupy", allocate),
-        mock.patch.object(device_module, "_stream_of_cupy", lambda index, like: 7),
+        mock.patch.object(device_module, "_stream_of_cupy", stream),
         mock.patch.object(device_module, "_libraries", {}),
     ):
         yield
@@ -194,9 +225,10 @@ def fakes(library: Library) -> Iterator[None]:
         sys.modules["torch"] = before
 
 
-def lowest(function: Callable[[], Any], repeats: int) -> float:
+def lowest(function: Callable[[], Any], library: Library, repeats: int) -> float:
     """Microseconds of one call in the quickest repeat."""
-    return min(timeit.repeat(function, number=CALLS, repeat=repeats)) / CALLS * 1e6
+    times = timeit.repeat(function, setup=library.wait, number=CALLS, repeat=repeats)
+    return min(times) / CALLS * 1e6
 
 
 def measure(library: Library, text: str, repeats: int) -> dict[str, float]:
@@ -205,7 +237,7 @@ def measure(library: Library, text: str, repeats: int) -> dict[str, float]:
     named: dict[str, Any] = {}
     if kernel.attention.tensors:
         named = {"doc": library.make((1, SHAPES["k"][2]), "int32"), "left": 100, "cap": 30.0}
-    kernel(q, k, v, **named)
+    first = kernel(q, k, v, **named)  # noqa: F841 (the plan's bytes hold its address)
     call = kernel._plans.read(q, k, v, named, None, "bhsd", False)
     assert call is not None
     plan = call.plan
@@ -228,37 +260,37 @@ def measure(library: Library, text: str, repeats: int) -> dict[str, float]:
     def in_full() -> None:
         kernel._call_in_full(q, k, v, False, None, "bhsd", False, named, None)
 
-    found = {
-        "read": lowest(lambda: kernel._plans.read(q, k, v, named, None, "bhsd", False), repeats),
-        "fill": lowest(lambda: plan._fill_block(call, pointers), repeats),
-        "start": lowest(start, repeats),
-        "steady": lowest(lambda: kernel(q, k, v, **named), repeats),
-        "nothing": lowest(do_nothing, repeats),
-        "full": lowest(in_full, repeats),
+    parts: dict[str, Callable[[], Any]] = {
+        "read": lambda: kernel._plans.read(q, k, v, named, None, "bhsd", False),
+        "fill": lambda: plan._fill_block(call, pointers),
+        "start": start,
+        "steady": lambda: kernel(q, k, v, **named),
+        "nothing": do_nothing,
+        "full": in_full,
     }
+    found = {name: lowest(part, library, repeats) for name, part in parts.items()}
     return {**found, "share": found["steady"] - found["nothing"]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    torch = Library("torch", "driver, new arrays, tensors", make_tensor)
-    libraries = [each for each in (torch, find_cupy()) if each is not None]
     rows: list[dict[str, Any]] = []
-    for library in libraries:
-        for name, text in (("plain", PLAIN), ("documents", WINDOW)):
-            with fakes(library):
+    for library in libraries():
+        fake = library.fake or "nothing"
+        for name, text in (("plain", PLAIN), ("documents", DOCUMENTS)):
+            with fakes(library) if library.fake else nullcontext():
                 times = measure(library, text, given.repeats)
             rounded = {part: round(time, 2) for part, time in times.items()}
             rows.append(
                 {
-                    "suite": "steady_call", "library": library.name, "fake": library.fake,
+                    "suite": "steady_call", "library": library.name, "fake": fake,
                     "variant": name, **{f"{part}_us": time for part, time in rounded.items()},
                 }
             )  # fmt: skip
-            print(f"{library.name}, {name} (fake: {library.fake})")
+            print(f"{library.name}, {name} (fake: {fake})")
             print("  " + "  ".join(f"{part} {time:.2f}" for part, time in rounded.items()))
     if given.out is not None:
         environment = {

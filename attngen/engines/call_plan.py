@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
@@ -27,6 +26,7 @@ from attngen.binding import Binding, IntegerCheck, ParamCheck
 from attngen.codegen.arguments import Field
 from attngen.engines.outputs import reach
 from attngen.ir.attention import Attention
+from attngen.record import record
 
 if TYPE_CHECKING:
     from attngen.engines.cuda_engine import Launched
@@ -36,7 +36,7 @@ __all__ = ["Call", "CallPlan", "CallPlans", "DoneCall", "NewArray"]
 Array = Any
 
 MOST_PLANS: Final = 64
-"""Plans of one kernel, about 2 KiB each; beyond it the oldest goes."""
+"""Plans of one kernel, about 4 KiB each; beyond it the oldest goes."""
 
 
 class NewArray(NamedTuple):
@@ -146,7 +146,7 @@ class CallPlans:
 
 
 @final
-@dataclass(frozen=True, slots=True)  # most calls in full make one
+@record
 class DoneCall:
     """What a full call launched.
 

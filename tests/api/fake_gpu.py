@@ -27,7 +27,7 @@ class FakeGpus(FakeDriver):
         self.torch = SimpleNamespace(
             is_grad_enabled=lambda: True,
             _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda index: FIRST_STREAM + index),
-            **{name: _Dtype(name) for name in ("float32", "float16", "int32", "int64")},
+            **{name: _Dtype(name) for name in ("float32", "float16", "int16", "int32", "int64")},
         )
 
     def capability(self, index: int) -> tuple[int, int]:

@@ -242,6 +242,14 @@ def test_only_the_first_call_of_a_kind_is_in_full(gpus: Gpus) -> None:
         assert (gpus.in_full, len(gpus.launches)) == (before[0] + 1, before[1] + 5), name
 
 
+def test_a_type_of_array_has_a_plan_of_its_own(gpus: Gpus) -> None:
+    kernel = attngen.compile_text(PLAIN)
+    for count, name in enumerate(("nothing", "type of q", "type of k", "type of v"), start=1):
+        for _ in range(2):
+            kernel(*plain_arguments(gpus, **CHANGES[name]).operands)
+            assert (len(kernel._plans), gpus.in_full) == (count, count)
+
+
 @pytest.mark.parametrize(
     "name", ["check", "no dropout", "B = 0", "Sq = 0", "gradient of q", "sign of v", "q at 1"]
 )
@@ -400,14 +408,15 @@ def test_every_output_and_workspace(gpus: Gpus, text: str, schedule: str) -> Non
 # ---- out ---------------------------------------------------------------------------------
 
 
-def test_out_may_not_share_memory_with_an_input(gpus: Gpus) -> None:
+@pytest.mark.parametrize("step", [1, -1])
+def test_out_may_not_share_memory_with_an_input(gpus: Gpus, step: int) -> None:
     """One buffer, of which q is a slice and `out` another, a bit further at each call."""
     kernel = attngen.compile_text(PLAIN)
     _, k, v = plain_arguments(gpus, dtype=np.float32, Hkv=HQ).operands
     size = B * HQ * SQ * D
     buffer = np.zeros(3 * size, np.float32)
     shape = (B, HQ, SQ, D)
-    q = gpus.tensor(buffer[size : 2 * size].reshape(shape))
+    q = gpus.tensor(buffer[size : 2 * size].reshape(shape)[::step, ::step, ::step])
     found = []
     for _ in range(2):
         for begin in (0, 4, size - 4, size, 2 * size - 4, 2 * size):
@@ -415,6 +424,7 @@ def test_out_may_not_share_memory_with_an_input(gpus: Gpus) -> None:
             found.append(assert_like_in_full(gpus, kernel, Arguments(q, k, v, out=out)))
     codes = [f[0][0] if isinstance(f, list) else "right" for f in found]
     assert codes == ["right", *["A633"] * 4, "right"] * 2
+    assert gpus.in_full == 12 + 1 + 8  # beside those that are compared: the first, and refusals
 
 
 def test_out_between_the_rows_of_an_input_is_in_full(gpus: Gpus) -> None:
@@ -574,28 +584,31 @@ def test_arrays_of_cupy(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
     cupy = pytest.importorskip("cupy")
     monkeypatch.setattr(device_module, "_stream_of_cupy", lambda index, like: 70 + index)
 
-    def move(x: Any) -> Any:
-        memory = x if x.base is None else x.base
-        while memory.base is not None and hasattr(memory.base, "ctypes"):
+    def move(x: Any, index: int) -> Any:
+        memory = x
+        while isinstance(memory.base, np.ndarray):
             memory = memory.base
-        owner = cupy.cuda.UnownedMemory(memory.ctypes.data, memory.nbytes, memory, 0)
+        owner = cupy.cuda.UnownedMemory(memory.ctypes.data, memory.nbytes, memory, index)
         place = cupy.cuda.MemoryPointer(owner, x.ctypes.data - memory.ctypes.data)
         return cupy.ndarray(x.shape, x.dtype, place, x.strides)
 
     kernel = attngen.compile_text(PLAIN, schedule="kernel forward_simt")
-    names = ("nothing", "dtype", "Sq", "Skv", "Hq", "layout", "odd stride of k", "q at 8", "q at 2")
-    for _ in range(2):
-        for name in names:
-            arguments = plain_arguments(gpus, **CHANGES[name])
-            q, k, v = (move(x.array) for x in arguments.operands)
-            dtype, shape = q.dtype, q.shape
-            out = move(strided(shape, dtype))
-            for _ in range(2):
-                named = {**arguments.named, "out": out}
-                (launch,), _ = assert_like_in_full(gpus, kernel, Arguments(q, k, v, **named))
-                assert launch["stream"] == 70
-    assert gpus.in_full == len(names) * 4 + len(kernel._plans)
-    assert len(kernel._plans) == len(names)
+    refused = {"int16": {"dtype": np.int16}, "int16 in k": {"k": {"dtype": np.int16}},
+               "device of v": CHANGES["device of v"]}  # fmt: skip
+    taken = ("nothing", "dtype", "B", "Sq", "Skv", "Hq", "layout", "odd stride of k", "reversed q",
+             "q at 8", "q at 2", "device")  # fmt: skip
+    for name, change in 2 * [*((n, CHANGES[n]) for n in taken), *refused.items()]:
+        arguments = plain_arguments(gpus, **change)
+        q, k, v = (move(x.array, x.device.index) for x in arguments.operands)
+        out = move(strided(q.shape, q.dtype), q.data.device_id)
+        for _ in range(2):
+            named = {**arguments.named, "out": out}
+            found = assert_like_in_full(gpus, kernel, Arguments(q, k, v, **named))
+            assert isinstance(found, list) == (name in refused)
+            if name not in refused:
+                assert found[0][0]["stream"] == 70 + q.data.device_id
+    assert len(kernel._plans) == len(taken)
+    assert gpus.in_full == 4 * (len(taken) + 2 * len(refused)) + len(taken)
 
 
 INTEGERS = [
