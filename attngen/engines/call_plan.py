@@ -1,7 +1,7 @@
 """The steady call: a GPU call that is like an earlier one starts without its checks.
 
 A full call looks at its arrays, checks them against the declaration, chooses a specialisation
-and fills the argument struct, in about 100 microseconds.  All but addresses and params follows
+and fills the argument struct, in 40 to 150 microseconds.  All but addresses and params follows
 from few facts, the call's key.  So the first call with a key leaves a plan: the struct's bytes,
 and the launch.  The next one allocates its outputs, puts its own addresses and params into a
 copy of the bytes, and starts.
