@@ -12,12 +12,11 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias, final, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, final, get_args
 
 import numpy as np
 
 from attngen import options, targets
-from attngen.analysis.ranges import compile_time_ranges, exceeding_int64
 from attngen.backend.device import (
     CPU,
     ArrayView,
@@ -29,7 +28,15 @@ from attngen.backend.device import (
     view,
 )
 from attngen.backend.errors import GpuUnavailable, NotPrepared
-from attngen.binding import Binding, Layout, bind, is_int, require_free_names, split_arguments
+from attngen.binding import (
+    Binding,
+    IntegerCheck,
+    Layout,
+    bind,
+    is_int,
+    require_free_names,
+    split_arguments,
+)
 from attngen.binding_errors import OutputOverlaps, ReservedArgument, ShapeMismatch
 from attngen.compiler import (
     Lowered,
@@ -40,6 +47,7 @@ from attngen.compiler import (
     render_program,
 )
 from attngen.diagnostics.diagnostic import AttnError
+from attngen.engines.call_plan import Call, CallPlans, DoneCall, NewArray
 from attngen.engines.outputs import Outputs, find_overlap, workspace_shape
 from attngen.executor.errors import ReadOutside
 from attngen.frontend.check import Checked, check
@@ -50,6 +58,9 @@ from attngen.ir.program import Program
 from attngen.ir.types import Element
 from attngen.partial import PartialState
 from attngen.targets.base import Target
+
+if TYPE_CHECKING:
+    from attngen.engines.cuda_engine import Launched
 
 __all__ = ["Engine", "Kernel", "Layout", "compile", "compile_text"]
 
@@ -165,9 +176,8 @@ class Kernel:
         self._lowered: dict[tuple[str, tuple[int, int], str], Lowered] = {}
         self._compiled: dict[_Key, _Compiled] = {}
         self._lock = threading.Lock()
-        attention = self.checked.attention
-        ranges = compile_time_ranges(attention)
-        self._may_exceed_int64 = next(exceeding_int64(attention, ranges), None) is not None
+        self._integers = IntegerCheck(self.checked.attention)
+        self._plans = CallPlans(self.checked.attention, self._integers)
 
     @property
     def attention(self) -> Attention:
@@ -214,29 +224,12 @@ class Kernel:
         Returns: o; with `return_lse` or several `output`s a tuple, in order.
         Errors:  AttnError A60x, A62x about an argument, A61x about the launch.
         """
-        tensors, params = split_arguments(self.attention, named)
-        binding, device = self._bind(q, k, v, tensors, params, layout)
-        wanted = self._wanted(return_lse)
-        if out is not None:
-            _check_out(view(out, "out", is_output=True), _out_shape(binding, layout), binding)
-        if check and _is_capturing(device, q):
-            reason = "it waits for the launch, which would break the capture of a graph"
-            raise AttnError(ReservedArgument(None, "check=True", reason))
-        compiled = self._specialise_for(binding, device, is_checked=check)
-        self._make_ready(compiled, device, like=q)
-        arrays = self._allocate_outputs(wanted, binding, q, out, layout)
-        views = {name: view(array, name, is_output=True) for name, array in arrays.items()}
-        views["o"] = _in_bhsd(views["o"], layout)
-        state = self._workspaces(compiled.program, binding, q)
-        if check and compiled.rendered is not None:
-            report = allocate((1,), "int32", q)
-            report[...] = 0
-            views["report"] = view(report, "report", is_output=True)
-        self._run(compiled, binding, Outputs(**views, **state.views), device, like=q)
-        if "report" in views:
-            self._raise_report(int(report[0]), binding)
-        results = tuple(arrays[name] for name in wanted)
-        return results[0] if len(results) == 1 else results
+        call = None if check else self._plans.read(q, k, v, named, out, layout, return_lse)
+        if call is not None and call.plan is not None:
+            results = call.plan.repeat(call, like=q, out=out)
+            if results is not None:
+                return results
+        return self._call_in_full(q, k, v, return_lse, out, layout, check, named, call)
 
     def partial(
         self,
@@ -305,6 +298,50 @@ class Kernel:
 
     # ---- one call, step by step ----
 
+    def _call_in_full(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        return_lse: bool,
+        out: Array | None,
+        layout: Layout,
+        check: bool,
+        named: Mapping[str, Any],
+        call: Call | None,
+    ) -> Array:
+        """A call with all its checks; where it launches on a GPU, `call` gets a plan."""
+        tensors, params = split_arguments(self.attention, named)
+        binding, device = self._bind(q, k, v, tensors, params, layout)
+        wanted = self._wanted(return_lse)
+        out_view = None if out is None else view(out, "out", is_output=True)
+        if out_view is not None:
+            _check_out(out_view, _out_shape(binding, layout), binding)
+        if check and _is_capturing(device, q):
+            reason = "it waits for the launch, which would break the capture of a graph"
+            raise AttnError(ReservedArgument(None, "check=True", reason))
+        compiled = self._specialise_for(binding, device, is_checked=check)
+        self._make_ready(compiled, device, like=q)
+        new = {
+            array: array.allocate(like=q)
+            for array in self._new_arrays(wanted, binding, out, layout, compiled.program)
+        }
+        arrays = {array.member: x for array, x in new.items()} | ({} if out is None else {"o": out})
+        views = {name: view(x, name, is_output=True) for name, x in arrays.items()}
+        views["o"] = _in_bhsd(views["o"], layout)
+        if check and compiled.rendered is not None:
+            report = allocate((1,), "int32", q)
+            report[...] = 0
+            views["report"] = view(report, "report", is_output=True)
+        launched = self._run(compiled, binding, Outputs(**views), device, like=q)
+        if "report" in views:
+            self._raise_report(int(report[0]), binding)
+        if call is not None and launched is not None and compiled.rendered is not None:
+            fields = compiled.rendered.arguments.fields
+            self._plans.keep(call, DoneCall(launched, fields, binding, new, out_view, wanted))
+        results = tuple(arrays[name] for name in wanted)
+        return results[0] if len(results) == 1 else results
+
     def _bind(
         self,
         q: Array,
@@ -332,7 +369,7 @@ class Kernel:
             kv_range=kv_range,
             logical=logical,
             layout=layout,
-            check_integers=self._may_exceed_int64,
+            integers=self._integers,
         )
         return binding, device
 
@@ -345,18 +382,21 @@ class Kernel:
             raise AttnError(ReservedArgument(None, "return_lse", reason))
         return (*outputs, "lse")
 
-    def _allocate_outputs(
+    def _new_arrays(
         self,
         wanted: tuple[str, ...],
         binding: Binding,
-        like: Array,
         out: Array | None,
         layout: Layout,
-    ) -> dict[str, Array]:
-        if out is None:
-            out = allocate(_out_shape(binding, layout), binding.dtype.name, like)
+        program: Program,
+    ) -> list[NewArray]:
+        """What a call allocates: its outputs, then the program's workspaces."""
         per_row = tuple(binding.sizes[n] for n in ("B", "Hq", "Sq"))
-        return {n: out if n == "o" else allocate(per_row, "fp32", like) for n in ("o", *wanted)}
+        new = [NewArray(name, per_row, "fp32") for name in wanted if name != "o"]
+        if out is None:
+            new.insert(0, NewArray("o", _out_shape(binding, layout), binding.dtype.name))
+        workspaces = program.launches[0].workspaces
+        return new + [NewArray(w.name, workspace_shape(w, binding), "fp32") for w in workspaces]
 
     def _workspaces(self, program: Program, binding: Binding, like: Array) -> _State:
         arrays = {
@@ -466,21 +506,25 @@ class Kernel:
 
     def _run(
         self, compiled: _Compiled, binding: Binding, outputs: Outputs, device: Device, like: Array
-    ) -> None:
+    ) -> Launched | None:
+        """What was queued on a GPU; None elsewhere, and for an empty problem."""
         if compiled.rendered is None:
             from attngen.engines.numpy_engine import run_in_numpy
 
             run_in_numpy(compiled.program, binding, outputs)
-        elif device.kind == "cuda":
+            return None
+        if device.kind == "cuda":
             from attngen.engines.cuda_engine import launch_on_gpu
 
             module = self._module(compiled)
             stream = current_stream(device, like)
-            launch_on_gpu(compiled.rendered, module, binding, outputs, device=device, stream=stream)
-        else:
-            from attngen.engines.cpu_engine import run_on_host
+            return launch_on_gpu(
+                compiled.rendered, module, binding, outputs, device=device, stream=stream
+            )
+        from attngen.engines.cpu_engine import run_on_host
 
-            run_on_host(compiled.rendered, binding, outputs, self._library(compiled))
+        run_on_host(compiled.rendered, binding, outputs, self._library(compiled))
+        return None
 
     def _runs_on_host(self) -> bool:
         """Whether arrays on the CPU go to the CUDA text, and not to the NumPy executor."""

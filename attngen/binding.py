@@ -9,11 +9,14 @@ from __future__ import annotations
 import ctypes
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias, TypeGuard, final
 
 from attngen.analysis.ranges import (
+    INT32,
+    Ranges,
+    compile_time_ranges,
     exceeding_int64,
     infer_ranges,
     launch_ranges,
@@ -36,9 +39,15 @@ from attngen.binding_errors import (
 )
 from attngen.diagnostics.diagnostic import AttnError, Diagnostic
 from attngen.ir.attention import Attention, Bound, Param, Tensor, TensorDim
+from attngen.ir.expr import Call
+from attngen.ir.interval import Interval
+from attngen.ir.traverse import postorder
 from attngen.ir.types import FLOATING, Element, ScalarType
 
-__all__ = ["Binding", "Layout", "bind", "is_int", "require_free_names", "split_arguments"]
+__all__ = [
+    "Binding", "IntegerCheck", "Layout", "ParamCheck", "bind", "is_int", "require_free_names",
+    "split_arguments",
+]  # fmt: skip
 
 Layout: TypeAlias = Literal["bhsd", "bshd"]
 
@@ -131,7 +140,7 @@ def bind(
     kv_range: tuple[int, int] | None = None,
     logical: tuple[int | None, int | None] = (None, None),
     layout: Layout = "bhsd",
-    check_integers: bool = True,
+    integers: IntegerCheck | None = None,
 ) -> Binding:
     """Check one call.
 
@@ -139,6 +148,7 @@ def bind(
              how the caller has them, for the words of an error.
     Units:   `logical` is (Sq, Skv) when the arrays hold only the ranges; otherwise the arrays
              hold everything, and the ranges say which part is computed.
+    integers says when no integer can leave 64 bits; left out, every call is searched.
     Errors:  A621 to A631.
     """
     dtype = _check_operands(attention, q, k, v, layout)
@@ -154,8 +164,8 @@ def bind(
     in_order = sorted(attention.tensors, key=lambda t: any(d.optional for d in t.dims))
     bound = {t.name: _bind_tensor(t, tensors[t.name], sizes) for t in in_order}
     views = {t.name: bound[t.name] for t in attention.tensors}
-    values = {p.name: _check_param(p, params[p.name]) for p in attention.params}
-    if check_integers:
+    values = {p.name: ParamCheck(p)(params[p.name]) for p in attention.params}
+    if integers is None or integers.is_needed(values.values()):
         _check_integers(attention, sizes, values)
     return Binding(q, k, v, dtype, sizes, values, views, rows, keys)
 
@@ -310,32 +320,69 @@ def _tensor_shape(tensor: Tensor, view: ArrayView, sizes: Mapping[str, int]) -> 
 # ---- params ------------------------------------------------------------------------------
 
 
-def _check_param(param: Param, value: Any) -> bool | int | float:
-    """A param's value as a kernel gets it: a bool, an integer of 64 bits, or a float32."""
-    kind = f"a value of type {type(value).__name__}"
+@final
+class ParamCheck:
+    """The check of one param's values: a bool, an integer of 64 bits, or a float32.
+
+    What does not depend on the value is found once, for calls that come often.
+    """
+
+    def __init__(self, param: Param) -> None:
+        self.name, self.default = param.name, param.default
+        self._param = param
+        self._convert = {
+            ScalarType.BOOL: self._to_bool,
+            ScalarType.INT: self._to_int,
+            ScalarType.FLOAT: self._to_float,
+        }[param.type]
+        is_float = param.type is ScalarType.FLOAT
+        bound = _as_float32_bound(param.bound) if is_float else param.bound
+        self._bound = None if bound == Bound() else bound
+
+    def __call__(self, value: Any) -> bool | int | float:
+        """The value as a kernel gets it.
+
+        Errors:  A625 its type; A626 its bounds; A630 an integer beyond 64 bits.
+        """
+        checked = self._convert(value)
+        if self._bound is not None and not self._bound.contains(checked):
+            raise AttnError(ParamOutOfRange(self._param.span, self.name, repr(checked)))
+        return checked
+
+    def _to_bool(self, value: Any) -> bool:
+        found = _item(value)
+        if not isinstance(found, bool):
+            raise self._refuse(value, "a bool")
+        return found
+
+    def _to_int(self, value: Any) -> int:
+        if type(value) is not int:
+            found = _item(value)
+            if isinstance(found, bool) or not isinstance(found, numbers.Integral):
+                raise self._refuse(value, "an integer")
+            value = int(found)
+        if not -(2**63) <= value < 2**63:
+            raise AttnError(IntegerTooLarge(self._param.span, str(value)))
+        return int(value)
+
+    def _to_float(self, value: Any) -> float:
+        if type(value) is not float:
+            found = _item(value)
+            if isinstance(found, bool) or not isinstance(found, numbers.Real):
+                raise self._refuse(value, "a number")
+            value = found
+        return _as_float32(value)
+
+    def _refuse(self, value: Any, expected: str) -> AttnError:
+        kind = f"a value of type {type(value).__name__}"
+        return AttnError(ParamType(self._param.span, self.name, kind, expected))
+
+
+def _item(value: Any) -> Any:
+    """The number in an array without dimensions."""
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
-        value = value.item()
-    is_bool = isinstance(value, bool)
-    checked: bool | int | float
-    bound = param.bound
-    match param.type:
-        case ScalarType.BOOL:
-            if not is_bool:
-                raise AttnError(ParamType(param.span, param.name, kind, "a bool"))
-            return bool(value)
-        case ScalarType.INT:
-            if is_bool or not isinstance(value, numbers.Integral):
-                raise AttnError(ParamType(param.span, param.name, kind, "an integer"))
-            checked = int(value)
-            if not -(2**63) <= checked < 2**63:
-                raise AttnError(IntegerTooLarge(param.span, str(checked)))
-        case ScalarType.FLOAT:
-            if is_bool or not isinstance(value, numbers.Real):
-                raise AttnError(ParamType(param.span, param.name, kind, "a number"))
-            checked, bound = _as_float32(value), _as_float32_bound(bound)
-    if not bound.contains(checked):
-        raise AttnError(ParamOutOfRange(param.span, param.name, repr(checked)))
-    return checked
+        return value.item()
+    return value
 
 
 def _as_float32(value: Any) -> float:
@@ -351,6 +398,47 @@ def _as_float32_bound(bound: Bound) -> Bound:
     low = None if bound.low is None else _as_float32(bound.low)
     high = None if bound.high is None else _as_float32(bound.high)
     return replace(bound, low=low, high=high)
+
+
+@final
+class IntegerCheck:
+    """Whether integers of a call may leave 64 bits, known from its params alone.
+
+    The search through all expressions takes 200 microseconds and more, so what holds for every
+    legal size is found once: mostly that nothing can happen while params have 32 bits.
+    """
+
+    def __init__(self, attention: Attention) -> None:
+        declared = compile_time_ranges(attention)
+        self._is_ever_needed = _may_exceed_int64(attention, declared)
+        narrow = dict(declared)
+        for param in attention.params:
+            if param.type is ScalarType.INT:
+                narrow[param.name] = _within_32_bits(declared[param.name])
+        # The floor of a param is looked at only where its value is known.
+        has_floor = any(
+            isinstance(node, Call) and node.function == "floor"
+            for node in postorder(*attention.expressions())
+        )
+        self._is_always_needed = self._is_ever_needed and (
+            has_floor or _may_exceed_int64(attention, narrow)
+        )
+
+    def is_needed(self, params: Iterable[bool | int | float]) -> bool:
+        """Whether a call with these params needs the search."""
+        if not self._is_ever_needed or self._is_always_needed:
+            return self._is_ever_needed
+        return any(type(p) is int and not INT32.low <= p <= INT32.high for p in params)
+
+
+def _may_exceed_int64(attention: Attention, ranges: Ranges) -> bool:
+    return next(exceeding_int64(attention, ranges), None) is not None
+
+
+def _within_32_bits(declared: Interval) -> Interval:
+    """The values of 32 bits among those declared; all that are declared where none is."""
+    low, high = max(declared.low, INT32.low), min(declared.high, INT32.high)
+    return Interval(low, high) if low <= high else declared
 
 
 def _check_integers(

@@ -16,7 +16,7 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, NamedTuple, final
 
@@ -46,6 +46,7 @@ __all__ = [
     "current_stream",
     "find_common_device",
     "numpy_dtype",
+    "read",
     "view",
 ]
 
@@ -80,6 +81,9 @@ class Device:
 
 
 CPU = Device("cpu", 0)
+
+_ALIGNMENT = 16
+"""Bytes that the widest copy of a kernel takes; no check of an address looks further."""
 
 
 @cache
@@ -116,6 +120,18 @@ def view(array: Any, name: str, *, is_output: bool = False) -> ArrayView:
     return _find_library(array, name).view(array, name, is_output)
 
 
+def read(array: Any) -> tuple[int, Hashable] | None:
+    """A quick look at an array of CuPy or PyTorch; None where only `view` can tell more.
+
+    Returns: its address, and its facts: all else that `view` looks at.  Arrays with equal facts
+             have equal views but for pointer and owner, addresses alike modulo 16, and `view`
+             refuses both of them or none.
+    Errors:  whatever the array's library raises.
+    """
+    library = _libraries.get(type(array)) or _find_library(array, "array")
+    return None if library.read is None else library.read(array)
+
+
 def allocate(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
     """A new, uninitialised, contiguous array of the library and on the device of `like`."""
     return _find_library(like, "like").allocate(shape, dtype, like)
@@ -150,6 +166,7 @@ class _Library(NamedTuple):
     view: Callable[[Any, str, bool], ArrayView]
     allocate: Callable[[tuple[int, ...], str, Any], Any]
     current_stream: Callable[[int, Any], int]
+    read: Callable[[Any], tuple[int, Hashable] | None] | None = None
 
 
 _libraries: dict[type, _Library] = {}  # by type of array, filled as types are met
@@ -171,9 +188,9 @@ def _recognise(kind: type, name: str) -> _Library:
         return _Library(_view_numpy, _allocate_numpy, _no_stream)
     cupy = sys.modules.get("cupy")
     if cupy is not None and issubclass(kind, cupy.ndarray):
-        return _Library(_view_cupy, _allocate_cupy, _stream_of_cupy)
+        return _Library(_view_cupy, _allocate_cupy, _stream_of_cupy, _read_cupy)
     if hasattr(kind, "data_ptr") and hasattr(kind, "stride"):
-        return _Library(_view_torch, _allocate_torch, _stream_of_torch)
+        return _Library(_view_torch, _allocate_torch, _stream_of_torch, _read_torch)
     if hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__"):
         return _Library(_view_dlpack, _allocate_beside_dlpack, _stream_of_cupy)
     if hasattr(kind, "__cuda_array_interface__"):
@@ -245,6 +262,13 @@ def _view_cupy(array: Any, name: str, is_output: bool) -> ArrayView:
     )
 
 
+def _read_cupy(array: Any) -> tuple[int, Hashable]:
+    memory = array.data
+    pointer: int = memory.ptr
+    device, low = memory.device_id, pointer % _ALIGNMENT
+    return pointer, (type(array), array.dtype, device, array.shape, array.strides, low)
+
+
 def _allocate_cupy(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
     return _make_cupy_array(shape, dtype, like.data.device_id)
 
@@ -285,6 +309,14 @@ def _view_torch(tensor: Any, name: str, is_output: bool) -> ArrayView:
     if dtype in _THEIR_NAME and tensor.is_neg():
         raise _refuse_access(tensor, name, "its sign is not applied yet; pass `.resolve_neg()`")
     return _finish(ArrayView(pointer, shape, strides, dtype, where, tensor), name, is_output)
+
+
+def _read_torch(tensor: Any) -> tuple[int, Hashable] | None:
+    if (tensor.requires_grad and _is_autograd_on()) or tensor.is_neg():
+        return None
+    pointer: int = tensor.data_ptr()
+    strides, low = tensor.stride(), pointer % _ALIGNMENT
+    return pointer, (type(tensor), tensor.dtype, tensor.device, tensor.shape, strides, low)
 
 
 def _name_torch_dtype(dtype: Any, name: str) -> str:

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, Protocol, TypeAlias, final
+from typing import Any, NamedTuple, Protocol, TypeAlias, final
 
 from attngen.backend.cubin import KernelResources, read_resources
 from attngen.backend.device import Device
@@ -35,7 +35,7 @@ from attngen.backend.errors import (
 )
 from attngen.diagnostics.diagnostic import AttnError
 
-__all__ = ["ArgumentBlock", "CudaModule", "Driver", "DriverError", "load_driver"]
+__all__ = ["ArgumentBlock", "CudaModule", "Driver", "DriverError", "ReadyLaunch", "load_driver"]
 
 ArgumentBlock: TypeAlias = Any  # bytes, or anything with `tobytes` or the buffer protocol
 
@@ -95,6 +95,36 @@ class _Loaded:
         self.max_dynamic_bytes = max_dynamic_bytes
 
 
+class ReadyLaunch(NamedTuple):
+    """A checked launch on a loaded kernel, but for its stream and its arguments.
+
+    Threads may share one and start it any number of times.
+    """
+
+    driver: Driver
+    kernel: str
+    loaded: _Loaded
+    device: Device
+    grid: int
+    threads: int
+    shared_bytes: int
+
+    def start(self, stream: int, block: bytes) -> None:
+        """Queue it on the stream; `block` has the size of the kernel's parameter.
+
+        Errors:  A612 in a child forked since; A618 when the driver refuses.
+        """
+        driver, kernel, loaded, device, grid, threads, shared_bytes = self
+        if driver.process_id != os.getpid():
+            raise AttnError(ForkedAfterCuda(None))
+        try:
+            status = _launch_on(driver, device, loaded, grid, threads, shared_bytes, stream, block)
+        except DriverError as error:  # from changing the device
+            status = error.status
+        if status:
+            raise _explain_failure(driver, status, kernel, device, grid, threads, shared_bytes)
+
+
 @final
 class CudaModule:
     """One cubin, loaded on each device at its first use there; threads may share it.
@@ -144,6 +174,32 @@ class CudaModule:
         if grid == 0:
             return
         block = arguments if type(arguments) is bytes else _copy_bytes(arguments)
+        ready = self.ready(
+            kernel,
+            len(block),
+            device=device,
+            stream=stream,
+            grid=grid,
+            threads=threads,
+            shared_bytes=shared_bytes,
+        )
+        ready.start(stream, block)
+
+    def ready(
+        self,
+        kernel: str,
+        argument_bytes: int,
+        *,
+        device: Device,
+        stream: int,
+        grid: int,
+        threads: int,
+        shared_bytes: int,
+    ) -> ReadyLaunch:
+        """A launch of at least one block, checked, with its kernel loaded.
+
+        Errors:  those of `launch` but A618; `stream` is the one that must not be capturing.
+        """
         driver = self._given_driver or load_driver()
         loaded = self._loaded.get((kernel, device.index))
         if (
@@ -152,19 +208,15 @@ class CudaModule:
             or driver.process_id != os.getpid()
         ):
             loaded = self._prepare(kernel, device, shared_bytes, stream)
-        if len(block) != loaded.argument_bytes:
-            raise _refuse_block(kernel, f"{len(block)} bytes", f"{loaded.argument_bytes} bytes")
+        if argument_bytes != loaded.argument_bytes:
+            expected = f"{loaded.argument_bytes} bytes"
+            raise _refuse_block(kernel, f"{argument_bytes} bytes", expected)
         if not 0 < grid <= _MAX_GRID:
             raise AttnError(LaunchTooLarge(None, kernel, f"{grid} blocks", f"{_MAX_GRID} blocks"))
         if not 0 < threads <= loaded.max_threads:
             limit = f"{loaded.max_threads} threads per block"
             raise AttnError(LaunchTooLarge(None, kernel, f"{threads} threads", limit))
-        try:
-            status = _launch_on(driver, device, loaded, grid, threads, shared_bytes, stream, block)
-        except DriverError as error:  # from changing the device
-            status = error.status
-        if status:
-            raise _explain_failure(driver, status, kernel, device, grid, threads, shared_bytes)
+        return ReadyLaunch(driver, kernel, loaded, device, grid, threads, shared_bytes)
 
     def _prepare(
         self, kernel: str, device: Device, shared_bytes: int, stream: int | None = None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from attngen import __version__
 from attngen.backend.cache import compile_cached
 from attngen.backend.cubin import KernelResources, read_resources
 from attngen.backend.device import Device
 from attngen.backend.errors import CudaCompileError
-from attngen.backend.launch import CudaModule
+from attngen.backend.launch import CudaModule, ReadyLaunch
 from attngen.backend.nvrtc import Compiled
 from attngen.binding import Binding
 from attngen.compiler import Rendered
@@ -15,7 +17,7 @@ from attngen.diagnostics.diagnostic import AttnError
 from attngen.diagnostics.span import Source
 from attngen.engines.outputs import Outputs, argument_values, grid_size
 
-__all__ = ["compile_rendered", "launch_on_gpu", "resources_of"]
+__all__ = ["Launched", "compile_rendered", "launch_on_gpu", "resources_of"]
 
 
 def compile_rendered(rendered: Rendered, text: str | None = None) -> Compiled:
@@ -45,6 +47,13 @@ def resources_of(rendered: Rendered, compiled: Compiled) -> KernelResources:
     return read_resources(compiled.binary)[rendered.launch.kernel]
 
 
+class Launched(NamedTuple):
+    """What was queued: the launch, and the bytes of its argument struct."""
+
+    ready: ReadyLaunch
+    block: bytes
+
+
 def launch_on_gpu(
     rendered: Rendered,
     module: CudaModule,
@@ -53,18 +62,21 @@ def launch_on_gpu(
     *,
     device: Device,
     stream: int,
-) -> None:
-    """Queue the program on a stream; nothing is launched for an empty problem."""
+) -> Launched | None:
+    """Queue the program on a stream; None when the problem is empty and nothing was launched."""
     launch = rendered.launch
     grid = grid_size(binding, launch.tiles)
     if grid == 0:
-        return
-    module.launch(
+        return None
+    block = rendered.arguments.pack(argument_values(binding, outputs))
+    ready = module.ready(
         launch.kernel,
-        rendered.arguments.pack(argument_values(binding, outputs)),
+        len(block),
         device=device,
         stream=stream,
         grid=grid,
         threads=launch.threads,
         shared_bytes=launch.shared_bytes,
     )
+    ready.start(stream, block)
+    return Launched(ready, block)

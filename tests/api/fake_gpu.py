@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,7 +27,7 @@ class FakeGpus(FakeDriver):
         self.torch = SimpleNamespace(
             is_grad_enabled=lambda: True,
             _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda index: FIRST_STREAM + index),
-            **{name: _Dtype(name) for name in ("float32", "float16", "int32", "int64")},
+            **{name: _Dtype(name) for name in ("float32", "float16", "int16", "int32", "int64")},
         )
 
     def capability(self, index: int) -> tuple[int, int]:
@@ -45,6 +45,11 @@ class _Dtype:
         return f"torch.{self.name}"
 
 
+class _Device(NamedTuple):
+    type: str
+    index: int
+
+
 class FakeTensor:
     """The part of a CUDA tensor that attngen looks at; its memory is that of `array`."""
 
@@ -53,7 +58,7 @@ class FakeTensor:
     def __init__(self, gpus: FakeGpus, array: Any, index: int) -> None:
         self.gpus, self.array = gpus, array
         self.dtype = getattr(gpus.torch, array.dtype.name)
-        self.device = SimpleNamespace(type="cuda", index=index)
+        self.device = _Device("cuda", index)
         self.shape = array.shape
 
     def data_ptr(self) -> int:
@@ -61,6 +66,12 @@ class FakeTensor:
 
     def stride(self) -> tuple[int, ...]:
         return tuple(stride // self.array.itemsize for stride in self.array.strides)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self.array[at]
+
+    def __setitem__(self, at: Any, value: Any) -> None:
+        self.array[at] = value
 
     def is_neg(self) -> bool:
         return False

@@ -1,0 +1,242 @@
+"""The steady call: a GPU call that is like an earlier one starts without its checks.
+
+A full call looks at its arrays, checks them against the declaration, chooses a specialisation
+and fills the argument struct, in 40 to 150 microseconds.  All but addresses and params follows
+from few facts, the call's key.  So the first call with a key leaves a plan: the struct's bytes,
+and the launch.  The next one allocates its outputs, puts its own addresses and params into a
+copy of the bytes, and starts.
+
+    read     arrays, params                → Call: key, addresses, checked params, plan if any
+    repeat   plan, Call                    → outputs, launched; None where the plan cannot tell
+    keep     Call, what a full call did    → plan
+
+Whatever is unusual is None, and then the full call runs: it finds the error, and its words.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Mapping, Sequence
+from operator import itemgetter
+from struct import Struct
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+
+from attngen.backend.device import ArrayView, allocate, current_stream, read
+from attngen.binding import Binding, IntegerCheck, ParamCheck
+from attngen.codegen.arguments import Field
+from attngen.engines.outputs import reach
+from attngen.ir.attention import Attention
+from attngen.record import record
+
+if TYPE_CHECKING:
+    from attngen.engines.cuda_engine import Launched
+
+__all__ = ["Call", "CallPlan", "CallPlans", "DoneCall", "NewArray"]
+
+Array = Any
+
+MOST_PLANS: Final = 64
+"""Plans of one kernel, about 4 KiB each; beyond it the oldest goes."""
+
+
+class NewArray(NamedTuple):
+    """An array that a call allocates: the struct's member that points to it, shape and dtype."""
+
+    member: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    def allocate(self, like: Array) -> Array:
+        return allocate(self.shape, self.dtype, like)
+
+
+class Call(NamedTuple):
+    """One call as plans see it.
+
+    `pointers` are those of q, k, v, the captured tensors in the order of their declaration, and
+    `out` where it is given; `params` are checked, in the order of theirs; `plan` is that of an
+    earlier call with the same key.
+    """
+
+    key: Hashable
+    pointers: tuple[int, ...]
+    params: tuple[bool | int | float, ...]
+    plan: CallPlan | None
+
+
+@final
+class CallPlans:
+    """The plans of one kernel, by the key of the calls they serve; threads may share them."""
+
+    def __init__(self, attention: Attention, integers: IntegerCheck) -> None:
+        self._tensors = tuple(tensor.name for tensor in attention.tensors)
+        self._params = tuple(ParamCheck(param) for param in attention.params)
+        self._names = frozenset((*self._tensors, *(param.name for param in self._params)))
+        self._integers = integers
+        self._plans: dict[Hashable, CallPlan] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def read(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        named: Mapping[str, Any],
+        out: Array | None,
+        layout: str,
+        return_lse: bool,
+    ) -> Call | None:
+        """What a plan needs to know of a call; None for one that no plan can serve."""
+        try:
+            return self._read(q, k, v, named, out, layout, return_lse)
+        except Exception:  # an error of the caller, which the full call explains
+            return None
+
+    def _read(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        named: Mapping[str, Any],
+        out: Array | None,
+        layout: str,
+        return_lse: bool,
+    ) -> Call | None:
+        if named and not named.keys() <= self._names:
+            return None
+        arrays = [q, k, v]
+        for name in self._tensors:
+            arrays.append(named[name])
+        if out is not None:
+            arrays.append(out)
+        pointers, facts = [], []
+        for array in arrays:
+            found = read(array)
+            if found is None:
+                return None
+            pointers.append(found[0])
+            facts.append(found[1])
+        params = tuple([check(named.get(check.name, check.default)) for check in self._params])
+        # What a call depends on, beside its addresses and params: the type, dtype, device, shape
+        # and strides of each array and how far it is aligned, which arrays there are, and what
+        # else the caller chose.  Params are checked here, each by itself; they belong to the key
+        # only where their values and the sizes must be looked at together.
+        key = (
+            layout,
+            bool(return_lse),
+            out is None,
+            tuple(facts),
+            params if params and self._integers.is_needed(params) else None,
+        )
+        return Call(key, tuple(pointers), params, self._plans.get(key))
+
+    def keep(self, call: Call, done: DoneCall) -> None:
+        """Serve calls like this one, which just ran in full, with a plan from now on."""
+        looks = [read(array) for array in done.new.values()]
+        if None in looks:
+            return
+        plan = CallPlan(call, done, [look for look in looks if look is not None])
+        with self._lock:
+            while len(self._plans) >= MOST_PLANS:
+                del self._plans[next(iter(self._plans))]
+            self._plans[call.key] = plan
+
+
+@final
+@record
+class DoneCall:
+    """What a full call launched.
+
+    new:     what it allocated.
+    out:     the caller's own array for `o`, if any.
+    wanted:  the members whose arrays it returned, in order.
+    """
+
+    launched: Launched
+    fields: tuple[Field, ...]
+    binding: Binding
+    new: Mapping[NewArray, Array]
+    out: ArrayView | None
+    wanted: tuple[str, ...]
+
+
+@final
+class CallPlan:
+    """What the calls of one key have in common; it never changes, and holds no array."""
+
+    def __init__(self, call: Call, done: DoneCall, looks: Sequence[tuple[int, Hashable]]) -> None:
+        """`looks` are those at the arrays that the call allocated."""
+        binding, members = done.binding, [array.member for array in done.new]
+        given = {"q": binding.q, "k": binding.k, "v": binding.v}
+        given |= {f"t_{name}": view for name, view in binding.tensors.items()}
+        if done.out is not None:
+            given["o"] = done.out
+        self._ready, self._block = done.launched
+        self._new = tuple(done.new)
+        self._facts_of_new = [facts for _, facts in looks]
+        self._spans = [_span(view) for view in given.values()]
+        self._returned = [(*members, "o").index(member) for member in done.wanted]
+        known = [*given, *members]
+        places = {name: i for i, name in enumerate(known)}
+        addresses = [field.name for field in done.fields if field.format == "Q"]
+        self._in_order = itemgetter(*(places.get(name, len(known)) for name in addresses))
+        self._put_addresses = Struct(f"<{len(addresses)}Q").pack_into  # the struct begins with them
+        fields = {field.name: field for field in done.fields}
+        params = [fields[f"p_{name}"] for name in binding.params]
+        self._put_params = [(Struct(f"<{f.format}").pack_into, f.offset) for f in params]
+        assert self._fill_block(call, [pointer for pointer, _ in looks]) == self._block
+
+    def repeat(self, call: Call, like: Array, out: Array | None) -> Array | None:
+        """The results, launched; None, with nothing launched, where a full call must decide.
+
+        `like` is q, for the library of new arrays and its current stream.
+
+        Errors:  A612, A618 of the launch.
+        """
+        if out is not None and self._may_overlap(call.pointers):
+            return None
+        try:
+            arrays = [new.allocate(like) for new in self._new]
+            pointers = []
+            for array, facts in zip(arrays, self._facts_of_new, strict=True):
+                found = read(array)
+                if found is None or found[1] != facts:
+                    return None
+                pointers.append(found[0])
+            block = self._fill_block(call, pointers)
+            stream = current_stream(self._ready.device, like)
+        except Exception:  # the full call meets it again, and explains it
+            return None
+        self._ready.start(stream, block)
+        if out is not None:
+            arrays.append(out)
+        if len(self._returned) == 1:
+            return arrays[self._returned[0]]
+        return tuple([arrays[i] for i in self._returned])
+
+    def _fill_block(self, call: Call, new: list[int]) -> bytes:
+        """The argument struct with this call's addresses and params; null where there is none."""
+        block = bytearray(self._block)
+        self._put_addresses(block, 0, *self._in_order((*call.pointers, *new, 0)))
+        for (put, offset), value in zip(self._put_params, call.params, strict=True):
+            put(block, offset, value)
+        return bytes(block)
+
+    def _may_overlap(self, pointers: tuple[int, ...]) -> bool:
+        """Whether the range of `out`, the last array, meets that of an input."""
+        *inputs, out = pointers
+        low, high = self._spans[-1]
+        begin, end = out + low, out + high
+        for pointer, (its_low, its_high) in zip(inputs, self._spans, strict=False):
+            if begin < pointer + its_high and pointer + its_low < end:
+                return True
+        return False
+
+
+def _span(view: ArrayView) -> tuple[int, int]:
+    """The bytes that a view may touch, from its pointer on."""
+    begin, end = reach(view)
+    return begin - view.pointer, end - view.pointer

@@ -1,0 +1,307 @@
+"""How long attngen itself takes in a call like the one before it: a steady call.
+
+    python -m benchmarks.steady_call [--repeats 40] [--out benchmarks/results/FILE.jsonl]
+
+    read      looking at the arrays and params of a call: its key, and the plan of that key
+    fill      the argument struct: addresses and params in a copy of the plan's bytes
+    start     from there to the driver: device, process, stream
+    steady    a whole call, its new arrays and the driver's launch included
+    nothing   the fakes alone: new arrays, the driver's launch
+    share     steady - nothing: what attngen adds, which should be at most 10 us
+    full      the same call with all its checks, for comparison
+
+Where there is a GPU everything is real, and PyTorch is measured where it is installed.  Without
+one the driver is a fake that does nothing, new arrays are made once and handed out again, and
+tensors of PyTorch are fakes with the attributes of real ones, which take longer to read; arrays
+of CuPy are CuPy's own, over memory of the CPU.  Prints the lowest of many repeats, in
+microseconds, and what was fake.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import sys
+import timeit
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
+from unittest import mock
+
+import numpy as np
+
+import attngen
+from attngen.backend import device as device_module
+from attngen.backend import launch as launch_module
+from attngen.diagnostics.diagnostic import AttnError
+
+CALLS = 500
+"""Calls of one repeat: fewer launches than a GPU's queue takes before it makes the caller wait."""
+SHAPES = {"q": (1, 4, 16, 64), "k": (1, 2, 16, 64), "v": (1, 2, 16, 64)}
+"""So small that a GPU is done before the next call; the time of a call does not depend on them."""
+
+PLAIN = "attention plain {\n    mask kv <= qpos\n}\n"
+DOCUMENTS = """\
+attention documents {
+    param  left : int = 64 where 0 <= left
+    param  cap : float = 50.0 where cap > 0
+    tensor doc : int32[B, Skv]
+    score  softcap(s, cap)
+    mask   doc[b, qpos] == doc[b, kv] and kv <= qpos and kv >= qpos - left
+}
+"""
+
+
+class FakeDriver:
+    """One GPU of compute capability 9.0 on which every launch succeeds at once."""
+
+    process_id = os.getpid()
+
+    def count_devices(self) -> int:
+        return 1
+
+    def current_device(self) -> int:
+        return 0
+
+    def set_device(self, index: int) -> None:
+        pass
+
+    def capability(self, index: int) -> tuple[int, int]:
+        return 9, 0
+
+    def shared_limit(self, index: int) -> int:
+        return 227 * 1024
+
+    def load_module(self, cubin: bytes) -> Any:
+        return cubin
+
+    def find_function(self, module: Any, kernel: str) -> tuple[int, Any]:
+        return 1, module
+
+    def set_max_dynamic_shared(self, function: int, size: int) -> None:
+        pass
+
+    def is_capturing(self, stream: int) -> bool:
+        return False
+
+    def launch(
+        self, function: int, grid: int, threads: int, shared: int, stream: int, block: bytes
+    ) -> int:
+        return 0
+
+
+class Name(NamedTuple):
+    """A dtype of PyTorch: hashed and compared as quickly as the real one."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"torch.{self.name}"
+
+
+class Place(NamedTuple):
+    type: str
+    index: int
+
+
+class FakeTensor:
+    """A CUDA tensor's attributes, all of them known beforehand."""
+
+    __slots__ = ("_pointer", "_strides", "device", "dtype", "requires_grad", "shape")
+
+    def __init__(self, shape: tuple[int, ...], dtype: Name, pointer: int) -> None:
+        self._pointer, self.shape, self.dtype = pointer, shape, dtype
+        strides = [1]
+        for size in reversed(shape[1:]):
+            strides.insert(0, strides[0] * size)
+        self._strides = tuple(strides)
+        self.device, self.requires_grad = Place("cuda", 0), False
+
+    def data_ptr(self) -> int:
+        return self._pointer
+
+    def stride(self) -> tuple[int, ...]:
+        return self._strides
+
+    def is_neg(self) -> bool:
+        return False
+
+
+TORCH = SimpleNamespace(
+    is_grad_enabled=lambda: True,
+    float16=Name("float16"),
+    float32=Name("float32"),
+    int32=Name("int32"),
+    _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda index: 7),
+)
+
+
+class Library(NamedTuple):
+    """Where arrays come from, what of the measurement is fake, and how to wait for the GPU."""
+
+    name: str
+    fake: str
+    make: Callable[[tuple[int, ...], str], Any]
+    wait: Callable[[], None]
+
+
+def libraries() -> Iterator[Library]:
+    """What is installed, on a GPU where there is one."""
+    try:
+        import cupy
+    except ImportError:
+        cupy = None
+    if cupy is None or not has_gpu():
+        yield Library("torch", "driver, new arrays, tensors", fake_tensors(), lambda: None)
+        if cupy is not None:
+            fake = "driver, new arrays, current stream"
+            yield Library("cupy", fake, on_the_cpu(cupy), lambda: None)
+        return
+    yield Library("cupy", "", cupy.zeros, cupy.cuda.runtime.deviceSynchronize)
+    try:
+        import torch
+    except ImportError:
+        return
+
+    def zeros(shape: tuple[int, ...], dtype: str) -> Any:
+        return torch.zeros(shape, dtype=getattr(torch, dtype), device="cuda")
+
+    yield Library("torch", "", zeros, torch.cuda.synchronize)
+
+
+def has_gpu() -> bool:
+    try:
+        launch_module.load_driver()
+    except AttnError:
+        return False
+    return True
+
+
+def fake_tensors() -> Callable[[tuple[int, ...], str], Any]:
+    numbers = itertools.count(1)
+    return lambda shape, dtype: FakeTensor(shape, getattr(TORCH, dtype), next(numbers) << 24)
+
+
+def on_the_cpu(cupy: Any) -> Callable[[tuple[int, ...], str], Any]:
+    """CuPy's arrays over memory of the CPU, which nobody reads or writes."""
+    memory = np.empty(1 << 20, np.uint8)
+    owner = cupy.cuda.UnownedMemory(memory.ctypes.data, memory.nbytes, memory, 0)
+    place = cupy.cuda.MemoryPointer(owner, -memory.ctypes.data % 16)
+    return lambda shape, dtype: cupy.ndarray(shape, dtype, place)
+
+
+@contextmanager
+def fakes(library: Library) -> Iterator[None]:
+    """The fake GPU, and new arrays that are made once for each shape."""
+    made: dict[Any, Any] = {}
+
+    def allocate(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
+        found = made.get(shape)
+        if found is None:
+            theirs = {"fp16": "float16", "fp32": "float32"}[dtype]
+            found = made[shape] = library.make(shape, theirs)
+        return found
+
+    def stream(index: int, like: Any) -> int:
+        return 7
+
+    before = sys.modules.get("torch")
+    sys.modules["torch"] = cast(Any, TORCH)
+    with (
+        mock.patch.object(launch_module, "load_driver", return_value=FakeDriver()),
+        mock.patch.object(device_module, "_allocate_torch", allocate),
+        mock.patch.object(device_module, "_allocate_cupy", allocate),
+        mock.patch.object(device_module, "_stream_of_cupy", stream),
+        mock.patch.object(device_module, "_libraries", {}),
+    ):
+        yield
+    del sys.modules["torch"]
+    if before is not None:
+        sys.modules["torch"] = before
+
+
+def lowest(function: Callable[[], Any], library: Library, repeats: int) -> float:
+    """Microseconds of one call in the quickest repeat."""
+    times = timeit.repeat(function, setup=library.wait, number=CALLS, repeat=repeats)
+    return min(times) / CALLS * 1e6
+
+
+def measure(library: Library, text: str, repeats: int) -> dict[str, float]:
+    kernel = attngen.compile_text(text)
+    q, k, v = (library.make(shape, "float16") for shape in SHAPES.values())
+    named: dict[str, Any] = {}
+    if kernel.attention.tensors:
+        named = {"doc": library.make((1, SHAPES["k"][2]), "int32"), "left": 100, "cap": 30.0}
+    first = kernel(q, k, v, **named)  # noqa: F841 (the plan's bytes hold its address)
+    call = kernel._plans.read(q, k, v, named, None, "bhsd", False)
+    assert call is not None
+    plan = call.plan
+    assert plan is not None
+    ready, block = plan._ready, plan._block
+    driver, device = ready.driver, ready.device
+    pointers = [device_module.view(new.allocate(q), "new").pointer for new in plan._new]
+    stream = device_module.current_stream(device, q)
+
+    def start() -> None:
+        ready.start(device_module.current_stream(device, q), block)
+
+    def do_nothing() -> None:
+        for new in plan._new:
+            new.allocate(q)
+        driver.launch(
+            ready.loaded.function, ready.grid, ready.threads, ready.shared_bytes, stream, block
+        )
+
+    def in_full() -> None:
+        kernel._call_in_full(q, k, v, False, None, "bhsd", False, named, None)
+
+    parts: dict[str, Callable[[], Any]] = {
+        "read": lambda: kernel._plans.read(q, k, v, named, None, "bhsd", False),
+        "fill": lambda: plan._fill_block(call, pointers),
+        "start": start,
+        "steady": lambda: kernel(q, k, v, **named),
+        "nothing": do_nothing,
+        "full": in_full,
+    }
+    found = {name: lowest(part, library, repeats) for name, part in parts.items()}
+    return {**found, "share": found["steady"] - found["nothing"]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for library in libraries():
+        fake = library.fake or "nothing"
+        for name, text in (("plain", PLAIN), ("documents", DOCUMENTS)):
+            with fakes(library) if library.fake else nullcontext():
+                times = measure(library, text, given.repeats)
+            rounded = {part: round(time, 2) for part, time in times.items()}
+            rows.append(
+                {
+                    "suite": "steady_call", "library": library.name, "fake": fake,
+                    "variant": name, **{f"{part}_us": time for part, time in rounded.items()},
+                }
+            )  # fmt: skip
+            print(f"{library.name}, {name} (fake: {fake})")
+            print("  " + "  ".join(f"{part} {time:.2f}" for part, time in rounded.items()))
+    if given.out is not None:
+        environment = {
+            "suite": "environment",
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+            "processors": os.cpu_count(),
+        }
+        lines = [json.dumps(row, sort_keys=True) for row in (environment, *rows)]
+        given.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
