@@ -41,6 +41,7 @@ __all__ = ["Results", "choose_path", "fits", "main", "make_lanes", "run_cells"]
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 RESULTS: Final = ROOT / "benchmarks" / "results"
+_EXAMPLE: Final = "forward-causal-d128-s4096"
 _DRY_PLAN: Final = Plan(min_rounds=2, max_rounds=2, sample_ms=0.0)
 
 
@@ -119,12 +120,17 @@ def choose_path(folder: Path, stem: str) -> Path:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; 1 when attngen fails in a cell or the device was lost."""
     given = _parse(arguments)
-    machine = open_machine(given.device)
+    try:
+        machine = open_machine(given.device)
+    except RuntimeError as error:
+        raise SystemExit(str(error)) from None
     is_dry = machine.kind == "cpu"
     cells = select_cells(make_cells(given.suite, given.dtype), given.cells)
+    if not cells:
+        raise SystemExit(f"no cell is named {given.cells}; names are like {_EXAMPLE}")
     if is_dry:
         cells = tuple(shrink(cell) for cell in cells)
-        print("Dry run on the CPU: tiny shapes, times without meaning, nothing to", RESULTS.name)
+        print("Dry run on the CPU: tiny shapes, times without meaning, not for benchmarks/results")
     lanes, missing = make_lanes(given.peers, machine, given.schedule or [DEFAULT_SCHEDULE])
     for name, reason in missing.items():
         print(f"{name}: missing: {reason}")
@@ -179,7 +185,12 @@ def _run_any(
     cell: Cell, lanes: Sequence[Lane], machine: Machine, plan: Plan, seed: int
 ) -> list[dict[str, Any]]:
     if cell.suite != "cold":
-        return run_cell(cell, lanes, machine, plan, seed)
+        found = run_cell(cell, lanes, machine, plan, seed)
+        clocks = environment.read_clocks() or {}
+        warm: dict[str, Any] = {
+            name: clocks[name] for name in ("sm_mhz", "temperature_c") if name in clocks
+        }
+        return [{**record, **warm} for record in found]
     return [
         {**measure_cold(cell, lane.peer.name, machine, lane.schedule), "lane": lane.name}
         for lane in lanes

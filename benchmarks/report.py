@@ -52,7 +52,7 @@ class Row:
     def ratio(self) -> float | None:
         """attngen's speed relative to the best of the others; None where one of them is missing."""
         own, other = self.own, self.best_other
-        return None if own is None or other is None else own["tflops"] / other["tflops"]
+        return None if own is None or other is None else other["ms"] / own["ms"]
 
     @property
     def error_ratio(self) -> float | None:
@@ -202,7 +202,7 @@ def _render_end(records: Sequence[Record]) -> str:
 
 
 def _fastest(records: Iterable[Record]) -> Record | None:
-    return max(records, key=lambda r: float(r["tflops"]), default=None)
+    return min(records, key=lambda r: float(r["ms"]), default=None)
 
 
 def _end(records: Sequence[Record]) -> Record:

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Final, TypeAlias, final
 
-import numpy as np
-
 from attngen.record import record
 from benchmarks.cells import Cell
 from benchmarks.check import Expected, Verdict, choose_rows, compute_expected, judge
@@ -190,25 +188,27 @@ def _about(cell: Cell, variant: Variant, lane: Lane) -> Record:
 
 
 def _result(cell: Cell, ready: _Ready, times: Times, pairs: float) -> Record:
+    mask_ms = ready.prepared.mask_ms
     return {
         "kernel": ready.prepared.kernel,
         "schedule": ready.prepared.schedule,
         "mode": ready.timer.mode,
-        "ms": round(times.ms, 5),
-        "low_ms": round(times.low_ms, 5),
-        "high_ms": round(times.high_ms, 5),
+        "ms": _significant(times.ms),
+        "low_ms": _significant(times.low_ms),
+        "high_ms": _significant(times.high_ms),
         "samples": times.samples,
-        "tflops": round(tflops(cell, pairs, times.ms), 3),
-        "max_err": float(np.format_float_scientific(ready.verdict.max_err, 4)),
-        "rms_err": float(np.format_float_scientific(ready.verdict.rms_err, 4)),
-        "bound_ratio": round(ready.verdict.bound_ratio, 4),
-        "mask_ms": _rounded(ready.prepared.mask_ms),
+        "tflops": _significant(tflops(cell, pairs, times.ms)),
+        "max_err": _significant(ready.verdict.max_err),
+        "rms_err": _significant(ready.verdict.rms_err),
+        "bound_ratio": _significant(ready.verdict.bound_ratio),
+        "mask_ms": None if mask_ms is None else _significant(mask_ms),
         **ready.facts,
     }
 
 
-def _rounded(ms: float | None) -> float | None:
-    return None if ms is None else round(ms, 3)
+def _significant(value: float) -> float:
+    """Five digits; the last of them says nothing any more."""
+    return float(f"{value:.5g}")
 
 
 def _require_device(machine: Machine, lane: Lane) -> None:
