@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final, TypeAlias, final
 
@@ -78,7 +78,7 @@ def run_cell(
         except Exception as error:  # a library's own errors have no common base
             records[lane.name] = {**about, "ms": None, "reason": describe_error(error)}
             _require_device(machine, lane)
-    times = measure({name: found.timer for name, found in ready.items()}, plan)
+    times = _measure(ready, plan)
     pairs = attended_pairs(cell, variant)
     for lane in lanes:
         if lane.name in ready:
@@ -117,7 +117,7 @@ def check_once(
     result = prepared.read(output)
     if not machine.is_finite(result):
         raise RefusedError("wrong: its output is not finite, or not written everywhere")
-    verdict = judge(machine.asnumpy(result)[:, expected.rows], expected)
+    verdict = judge(machine.asnumpy(result[:, expected.rows]), expected)
     limit = 1.0 if is_own else _OTHERS_LIMIT
     if not verdict.bound_ratio <= limit:
         raise RefusedError(
@@ -175,6 +175,13 @@ def _poison_output(prepared: Prepared, cell: Cell, machine: Machine) -> frozense
         return frozenset({address})
     del first, second
     return machine.poison_free_memory((cell.B, cell.S, cell.Hq, cell.Dv), cell.dtype)
+
+
+def _measure(ready: Mapping[str, _Ready], plan: Plan) -> dict[str, Times]:
+    try:
+        return measure({name: found.timer for name, found in ready.items()}, plan)
+    except Exception as error:  # every call went well before: this is a fault on the device
+        raise DeviceLostError(f"while timing: {describe_error(error)}") from error
 
 
 def _about(cell: Cell, variant: Variant, lane: Lane) -> Record:

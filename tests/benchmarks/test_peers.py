@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.cells import Cell
 from benchmarks.machines import NumpyMachine
-from benchmarks.peers import PEERS, Inputs, RefusedError, make_peer
+from benchmarks.peers import PEERS, Attngen, Inputs, RefusedError, make_peer
 from benchmarks.run_cell import make_inputs
 from benchmarks.variants import Native, Variant, make_variant
 
@@ -123,12 +123,12 @@ def test_an_unknown_peer_is_refused() -> None:
 
 
 def test_attngen_compiles_a_text_once_for_all_lengths() -> None:
-    peer = make_peer("attngen", NumpyMachine(), None)
+    peer = Attngen(NumpyMachine(), None)
     (cell, variant, inputs), machine = problem("causal"), NumpyMachine()
     peer.prepare(cell, variant, inputs)
     shorter = Cell("variants", "causal", "fp32", B=1, S=48, Hq=2, Hkv=2, D=16, Dv=16)
     peer.prepare(shorter, variant, make_inputs(shorter, variant, machine, 1))
-    (kernel,) = peer._kernels.values()  # type: ignore[attr-defined]
+    (kernel,) = peer._kernels.values()
     assert kernel.compilations == 1
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.cells import Cell
-from benchmarks.machines import Array, Machine, NumpyMachine
+from benchmarks.machines import Array, Machine, NumpyMachine, Timer
 from benchmarks.peers import Inputs, Peer, Prepared, RefusedError, make_peer
 from benchmarks.run_cell import DeviceLostError, Lane, run_cell, tflops
 from benchmarks.timing import Plan
@@ -153,6 +153,22 @@ def test_a_lost_device_ends_the_run() -> None:
 
     with pytest.raises(DeviceLostError, match="fa4 left the GPU in an error: RuntimeError"):
         run_one(Raising(RuntimeError("launch failed")), Lost())
+
+
+def test_a_fault_while_timing_ends_the_run() -> None:
+    class FailingTimer:
+        mode = "eager"
+
+        def __call__(self, repeats: int) -> float:
+            raise RuntimeError("an illegal memory access was encountered")
+
+    class Failing(NumpyMachine):
+        def timer(self, call: Callable[[], Array]) -> Timer:
+            return FailingTimer()
+
+    machine = Failing()
+    with pytest.raises(DeviceLostError, match="while timing: RuntimeError: an illegal"):
+        run_one(make_peer("attngen", machine, None), machine)
 
 
 def test_grouped_queries_and_a_schedule_reach_the_kernel() -> None:
