@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu lint types update-data goldens bench clean
+.PHONY: help demo test test-gpu lint types update-data goldens bench bench-gpu clean
 
 help:  ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -44,6 +44,9 @@ goldens: $(VENV)/ready  ## Regenerate generated/
 
 bench: $(VENV)/ready  ## Start-up and compile times, as a table
 	$(BIN)/python -m benchmarks.startup
+
+bench-gpu: $(VENV)/ready  ## attngen beside every installed peer (needs a GPU and PyTorch)
+	$(BIN)/python -m benchmarks.attention
 
 clean:  ## Remove what these commands made
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache
