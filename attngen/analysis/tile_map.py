@@ -23,7 +23,7 @@ from attngen.ir.expr import Expr
 from attngen.ir.semantics import evaluate
 from attngen.record import record
 
-__all__ = ["TileKind", "TileMap", "map_tiles"]
+__all__ = ["TileCells", "TileKind", "TileMap", "map_tiles"]
 
 Array: TypeAlias = Any
 
@@ -46,6 +46,19 @@ class TileKind(IntEnum):
     """every pair is decided by itself"""
     FULL = 2
     """every pair attends, and the mask is not evaluated"""
+
+
+@final
+@record(eq=False)
+class TileCells:
+    """Groups of `step_q` x `step_kv` neighbouring tiles, powers of two; the last have fewer.
+
+    kinds:  uint8 [groups, groups], values of `TileKind`; several kinds together are PARTIAL.
+    """
+
+    kinds: Array
+    step_q: int
+    step_kv: int
 
 
 @final
@@ -85,7 +98,7 @@ class TileMap:
 
     @property
     def has_all_tiles(self) -> bool:
-        return self.kinds.size == self.tiles
+        return bool(self.kinds.size == self.tiles)
 
     @property
     def has_all_pairs(self) -> bool:
@@ -104,8 +117,9 @@ class TileMap:
         heights = _extents(self.q_tiles, self.tile_q, self.rows)
         widths = _extents(self.kv_tiles, self.tile_kv, self.keys)
         in_row = np.count_nonzero(here, axis=1) * self.tile_kv
-        in_row -= here[:, -1] * (self.tile_kv - widths[-1])  # only the last tile can be narrower
-        return round(int(heights @ in_row) * self._scale)
+        narrower_by = self.tile_kv - widths[-1]  # only the last tile can be narrower
+        found = heights @ (in_row - here[:, -1] * narrower_by)
+        return round(int(found) * self._scale)
 
     @property
     def computed(self) -> int:
@@ -120,6 +134,17 @@ class TileMap:
             return 0.0
         idle = 1 - self.attending / self.counted_pairs
         return idle * self.pairs(TileKind.PARTIAL) / self.computed
+
+    def cells(self, most_q: int, most_kv: int) -> TileCells:
+        """The map in small: at most [most_q, most_kv] groups of neighbouring tiles."""
+        low = high = self.kinds
+        steps = _step(low.shape[0], most_q), _step(low.shape[1], most_kv)
+        for axis, step in enumerate(steps):
+            starts = np.arange(0, low.shape[axis], step)
+            low = np.minimum.reduceat(low, starts, axis=axis)
+            high = np.maximum.reduceat(high, starts, axis=axis)
+        kinds = np.where(low == high, low, np.uint8(TileKind.PARTIAL))
+        return TileCells(kinds, *steps)
 
     def _found(self, kind: TileKind) -> int:
         return int(np.count_nonzero(self.kinds == kind))
@@ -284,7 +309,7 @@ def _partial_tiles(kinds: Array, most: int, area: int) -> Iterator[tuple[Array, 
     in_row = np.count_nonzero(kinds == TileKind.PARTIAL, axis=1)
     before = np.cumsum(in_row) - in_row
     chosen = _evenly(int(in_row.sum()), max(1, most))
-    row_of = np.searchsorted(before + in_row, chosen, side="right")
+    row_of: Array = np.searchsorted(before + in_row, chosen, side="right")
     step = max(1, AT_ONCE // area)
     for part in _slices(len(chosen), step):
         i, rank = row_of[part], chosen[part] - before[row_of[part]]
@@ -305,6 +330,17 @@ def _ends(tiles: Array, tile: int, length: int) -> tuple[Array, Array]:
 def _extents(tiles: Array, tile: int, length: int) -> Array:
     first, last = _ends(tiles, tile, length)
     return last - first + 1
+
+
+def _step(size: int, most: int) -> int:
+    """The least power of two that cuts so many into at most so many groups.
+
+    Masks are made of blocks whose edges are powers of two; groups then end where they do.
+    """
+    step = 1
+    while size > step * most:
+        step *= 2
+    return step
 
 
 def _evenly(size: int, most: int) -> Array:

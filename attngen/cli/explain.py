@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, final
 
 import click
 
 from attngen import targets
+from attngen.analysis.tile_classes import classify_tiles
+from attngen.analysis.tile_map import TileKind, TileMap
 from attngen.api import Kernel
 from attngen.api import compile as compile_spec
 from attngen.backend.nvrtc import spills_from_log
+from attngen.cli.conditions import condition_rows
 from attngen.cli.console import can_show, progress, say, table
-from attngen.cli.files import require_file
+from attngen.cli.errors import BadOption
+from attngen.cli.files import require_file, require_writable, write_together
 from attngen.cli.inputs import read_inputs
 from attngen.cli.option_types import (
     FILE_ASSIGNMENT,
@@ -30,6 +34,8 @@ from attngen.cli.option_types import (
 )
 from attngen.cli.pairs import CELLS, Count, Pairs, count_pairs, draw_rows
 from attngen.cli.problem import Problem, make_problem
+from attngen.cli.tile_svg import draw_svg
+from attngen.cli.tiles import count_rows, draw_map, make_maps, remarks
 from attngen.compiler import Rendered, render_program
 from attngen.diagnostics.diagnostic import AttnError, Diagnostic
 from attngen.engines.cuda_engine import compile_rendered, resources_of
@@ -38,6 +44,7 @@ from attngen.frontend.format import format_expr
 from attngen.ir.attention import Param
 from attngen.ir.printer import print_expr
 from attngen.kernels import all_families
+from attngen.record import record
 from attngen.targets.base import Target
 
 __all__ = ["command"]
@@ -72,6 +79,10 @@ DEFAULT_SIZES: Final[Mapping[str, int]] = {"B": 1, "Hq": 8, "Sq": 1024}
     "--arch", "archs", type=Names(), default=",".join(DEFAULT_TARGETS), show_default=True,
     help="Targets.",
 )  # fmt: skip
+@click.option(
+    "--svg", type=click.Path(path_type=Path), metavar="FILE",
+    help="Write the map of tiles as a picture.",
+)  # fmt: skip
 @click.option("--no-compile", is_flag=True, help="Do not ask the CUDA compiler for registers.")
 @click.option("--seed", type=click.IntRange(0), default=0, help="For tensors that are made up.")
 def command(
@@ -85,6 +96,7 @@ def command(
     files: tuple[tuple[str, Path], ...],
     schedule: str | None,
     archs: tuple[str, ...],
+    svg: Path | None,
     no_compile: bool,
     seed: int,
 ) -> int:
@@ -93,6 +105,8 @@ def command(
     What is left open is made up, and said: sizes, the dtype, captured tensors.
     """
     require_file(spec)
+    if svg is not None:
+        require_writable(svg)
     chosen = [targets.get(name) for name in archs]
     kernel = compile_spec(
         spec, consts=unique("-D", consts), dtype=dtype, head_dim=head_dim, schedule=schedule
@@ -128,8 +142,12 @@ def command(
                 say(f"  {diagnostic.message()}")
                 if diagnostic.hint_text():
                     say(f"  {diagnostic.hint_text()}")
+    plans = [_plan(kernel, problem, target) for target in chosen]
+    tile_map = _say_tiles(problem, plans, is_mapped=count is not None)
+    if svg is not None:
+        _write_svg(svg, kernel.name, tile_map)
     _say_block("work", _work(problem, count))
-    _say_kernels(kernel, problem, chosen, not no_compile)
+    _say_kernels(plans, not no_compile)
     return 0
 
 
@@ -295,25 +313,81 @@ def _scaled(number: float, unit: str = "") -> str:
     return f"{number:.4g} P{unit}"
 
 
+# ---- tiles -------------------------------------------------------------------------------------
+
+
+def _say_tiles(problem: Problem, plans: list[_Plan], *, is_mapped: bool) -> TileMap | None:
+    """When a tile is skipped or full, the map of one head, and its numbers; the first map."""
+    rendered = [plan.rendered for plan in plans if plan.rendered is not None]
+    if not rendered:
+        return None
+    attention = rendered[0].program.attention
+    if attention.mask is None:
+        _say_block("tiles", [["every one is full: there is no mask"]])
+        return None
+    classes = classify_tiles(attention)
+    _say_block("tiles", condition_rows(classes))
+    if not is_mapped:
+        return None
+    with progress("classifying tiles") as shown:
+        maps = make_maps(problem, rendered, shown.update)
+    if not maps.first.tiles:
+        return None
+    marks = dict(zip(TileKind, "·▒█" if can_show("·▒█") else ".+#", strict=True))
+    about = "" if problem.sizes["B"] * problem.sizes["Hq"] == 1 else ", batch 0, head 0"
+    tile = f"{maps.first.tile_q} rows x {maps.first.tile_kv} keys"
+    say()
+    say(("map of tiles", "bold"), f"  {tile}{about}")
+    for line in draw_map(maps.first, marks):
+        say("  ", *line)
+    _say_block("tiles in numbers", count_rows(maps))
+    for text in remarks(maps, attention, classes):
+        say(f"  {text}")
+    return maps.first
+
+
+def _write_svg(path: Path, name: str, tile_map: TileMap | None) -> None:
+    if tile_map is None:
+        raise AttnError(BadOption(None, "--svg", str(path), "there is no map of tiles to draw"))
+    write_together({path: draw_svg(name, tile_map).encode()})
+    say(f"  the map is in {path}")
+
+
 # ---- kernels -----------------------------------------------------------------------------------
 
 
-def _say_kernels(
-    kernel: Kernel, problem: Problem, chosen: list[Target], with_compiler: bool
-) -> None:
-    """Schedule, shared memory and registers for each target."""
+@final
+@record(eq=False)
+class _Plan:
+    """What a target would run; None where that is not possible, and why."""
+
+    target: Target
+    rendered: Rendered | None
+    remarks: tuple[str, ...]
+
+
+def _plan(kernel: Kernel, problem: Problem, target: Target) -> _Plan:
     dims = problem.sizes["Dqk"], problem.sizes["Dv"]
+    try:
+        rendered = render_program(kernel.checked, problem.dtype, dims, target)
+    except AttnError as error:
+        return _Plan(target, None, tuple(d.message() for d in error.diagnostics))
+    return _Plan(target, rendered, rendered.notes)
+
+
+def _say_kernels(plans: list[_Plan], with_compiler: bool) -> None:
+    """Schedule, shared memory and registers for each target."""
     # NVRTC lets go of the interpreter, so targets compile side by side.
     with progress("compiling"), ThreadPoolExecutor() as pool:
-        jobs = [pool.submit(_examine, kernel, problem, dims, t, with_compiler) for t in chosen]
+        jobs = [pool.submit(_examine, plan, with_compiler) for plan in plans]
         found = [job.result() for job in jobs]
     rows = [["target", "family", "tile q", "tile kv", "threads", "shared", *_COMPILED_HEADINGS]]
-    rows += [row for row, _, _ in found]
-    remarks = dict.fromkeys(remark for _, _, remarks in found for remark in remarks)
+    rows += [row for row, _ in found]
+    remarks = dict.fromkeys(remark for _, remarks in found for remark in remarks)
     schedules: dict[str, list[str]] = {}
-    for row, schedule, _ in found:
-        if schedule is not None:
-            schedules.setdefault(schedule, []).append(row[0])
+    for plan in plans:
+        if plan.rendered is not None:
+            schedules.setdefault(_schedule(plan.rendered), []).append(plan.target.name)
     if not any(len(row) == len(rows[0]) for row in rows[1:]):
         rows[0] = rows[0][: -len(_COMPILED_HEADINGS)]
     _say_block("kernels", rows)
@@ -323,25 +397,22 @@ def _say_kernels(
         say(f"  note: {text}")
 
 
-def _examine(
-    kernel: Kernel, problem: Problem, dims: tuple[int, int], target: Target, with_compiler: bool
-) -> tuple[list[str], str | None, list[str]]:
-    """The line of one target, its schedule in words, and remarks."""
-    try:
-        rendered = render_program(kernel.checked, problem.dtype, dims, target)
-    except AttnError as error:
-        return [target.name, "not possible"], None, [d.message() for d in error.diagnostics]
-    launch, remarks = rendered.launch, list(rendered.notes)
+def _examine(plan: _Plan, with_compiler: bool) -> tuple[list[str], list[str]]:
+    """The line of one target, and remarks."""
+    remarks = list(plan.remarks)
+    if plan.rendered is None:
+        return [plan.target.name, "not possible"], remarks
+    launch = plan.rendered.launch
     row = [
-        target.name, launch.family, str(launch.tiles.tile_q), str(launch.tiles.tile_kv),
+        plan.target.name, launch.family, str(launch.tiles.tile_q), str(launch.tiles.tile_kv),
         str(launch.threads), f"{launch.shared_bytes / 1024:.1f} KiB",
     ]  # fmt: skip
     if with_compiler:
         try:
-            row += _resources(rendered)
+            row += _resources(plan.rendered)
         except AttnError as error:
             remarks += [_short(diagnostic) for diagnostic in error.diagnostics]
-    return row, _schedule(rendered), remarks
+    return row, remarks
 
 
 _COMPILED_HEADINGS: Final = ("registers", "stack", "spills")

@@ -1,0 +1,186 @@
+"""When a tile is skipped and when it is full, in the words of the language.
+
+skip unless  kv_first <= qpos_last
+             and min(doc[b, qpos]) <= max(doc[b, kv])
+             and min(doc[b, kv]) <= max(doc[b, qpos])
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from attngen.analysis.tile_classes import Summary, TileClasses
+from attngen.ir.attention import Attention
+from attngen.ir.expr import (
+    Compare,
+    CompareOp,
+    Const,
+    Expr,
+    Load,
+    Logical,
+    Role,
+    Symbol,
+    expr_type,
+)
+from attngen.ir.printer import print_expr
+from attngen.ir.traverse import postorder, rewrite, symbols
+from attngen.ir.types import ScalarType
+from attngen.passes.fold_constants import fold_expr
+
+__all__ = ["advice", "condition_rows", "formula_lines"]
+
+WIDTH: Final = 84
+MAX_LINES: Final = 16
+"""Lines of one formula; a longer one is cut, and says so."""
+MAX_NAME: Final = 40
+"""Characters of a value that is written where it is used; a longer one is named first."""
+
+_ROW: Final = frozenset({"q", "qpos"})
+_KEY: Final = frozenset({"kv"})
+
+
+def condition_rows(classes: TileClasses) -> list[list[str]]:
+    """Both conditions as rows of a table: what they decide, and a line of the formula."""
+    named: dict[str, Expr] = {}
+    definitions: list[list[str]] = []
+    for summary in (*classes.row_summaries, *classes.key_summaries):
+        text = print_expr(summary.value)
+        if len(text) > MAX_NAME or "\n" in text:
+            definitions += _labelled(f"{summary.name} is", text.splitlines())
+            text = summary.name
+        named |= _ends_in_words(summary, text)
+    rows = _labelled("skip unless", formula_lines(classes.may, named))
+    rows += _labelled("full where", formula_lines(classes.all, named))
+    rows.append(["partial", "otherwise: the mask is evaluated pair by pair"])
+    if named:
+        of = [
+            what
+            for what, some in (("rows", classes.row_summaries), ("keys", classes.key_summaries))
+            if some
+        ]
+        words = _used_words(classes)
+        rows.append(["", f"{words}: over the {' or '.join(of)} of the tile"])
+    return [*definitions, *rows]
+
+
+def _labelled(label: str, lines: list[str]) -> list[list[str]]:
+    return [["" if i else label, line] for i, line in enumerate(lines)]
+
+
+def formula_lines(e: Expr, named: Mapping[str, Expr] | None = None) -> list[str]:
+    """A formula, one line for each of its parts that are joined by the outermost `and` or `or`.
+
+    named:  what stands for a symbol, or for the comparison of a symbol with 1.
+    """
+    folded = _flattened(fold_expr(_in_words(e, named or {})))
+    *lets, text = print_expr(folded).splitlines()
+    joint = f" {folded.op.value} " if isinstance(folded, Logical) else None
+    parts = _split_outside_parentheses(text, joint) if joint else [text]
+    parts = [parts[0], *(f"{joint}{part}".lstrip() for part in parts[1:])]
+    lines: list[str] = []
+    for part in (*lets, *parts):
+        lines += textwrap.wrap(part, WIDTH, subsequent_indent="    ", break_long_words=False)
+    if len(lines) > MAX_LINES:
+        return [*lines[: MAX_LINES - 1], f"… and {len(lines) - MAX_LINES + 1} more lines"]
+    return lines
+
+
+def _flattened(e: Expr) -> Expr:
+    """A chain together with the chains of the same kind that are its operands."""
+    if not isinstance(e, Logical):
+        return e
+    parts: list[Expr] = []
+    stack: list[Expr] = [e]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, Logical) and node.op is e.op:
+            stack.extend(reversed(node.operands))
+        else:
+            parts.append(node)
+    return Logical(e.op, tuple(parts), e.span)
+
+
+def _split_outside_parentheses(text: str, joint: str) -> list[str]:
+    parts, depth, begin = [], 0, 0
+    for i, character in enumerate(text):
+        depth += (character in "([") - (character in ")]")
+        if depth == 0 and text.startswith(joint, i):
+            parts.append(text[begin:i])
+            begin = i + len(joint)
+    return [*parts, text[begin:]]
+
+
+# ---- summaries in words ----------------------------------------------------------------------
+
+
+def _ends_in_words(summary: Summary, text: str) -> dict[str, Expr]:
+    """`row0_low` is `min(doc[b, qpos])`; of a truth value, `all(keep[b, kv])`."""
+    is_truth = expr_type(summary.value) is ScalarType.BOOL
+    low, high = ("all", "any") if is_truth else ("min", "max")
+    kind = ScalarType.BOOL if is_truth else ScalarType.INT
+    return {
+        f"{summary.name}_{end}": Symbol(f"{word}({text})", Role.TILE, kind)
+        for end, word in (("low", low), ("high", high))
+    }
+
+
+def _in_words(e: Expr, named: Mapping[str, Expr]) -> Expr:
+    """Summaries by their words.  A truth value is compared with 1 in a tile class."""
+
+    def rename(node: Expr) -> Expr:
+        match node:
+            case Compare(CompareOp.EQ, Symbol(name), Const(1)) if _is_truth(named.get(name)):
+                return named[name]
+            case Symbol(name) if name in named and not _is_truth(named[name]):
+                return named[name]
+            case _:
+                return node
+
+    return rewrite(e, rename)
+
+
+def _is_truth(e: Expr | None) -> bool:
+    return e is not None and expr_type(e) is ScalarType.BOOL
+
+
+def _used_words(classes: TileClasses) -> str:
+    values = [s.value for s in (*classes.row_summaries, *classes.key_summaries)]
+    words = []
+    if any(expr_type(value) is not ScalarType.BOOL for value in values):
+        words += ["min", "max"]
+    if any(expr_type(value) is ScalarType.BOOL for value in values):
+        words += ["any", "all"]
+    return ", ".join(words)
+
+
+# ---- what is not known, and what would help --------------------------------------------------
+
+
+def advice(attention: Attention, classes: TileClasses) -> Iterator[str]:
+    """What would let more tiles be skipped or full, where a tile map shows that some could be."""
+    if attention.mask is None:
+        return
+    nodes = list(postorder(attention.mask))
+    tables = {
+        node.tensor
+        for node in nodes
+        if isinstance(node, Load) and symbols(node) & _ROW and symbols(node) & _KEY
+    }
+    for name in sorted(tables):
+        yield f"tiles that each read one element of `{name}` would be exact: choose smaller ones"
+    if any(_is_float_comparison(node) for node in nodes):
+        yield "a comparison of integers is decided for a whole tile, one of floats is not"
+    if classes.row_summaries and classes.key_summaries:
+        yield (
+            "of a tensor, a tile knows the least and the largest value: values in order along"
+            " the tokens are told apart best"
+        )
+    yield "conditions may hold in a tile one by one, and nowhere together: smaller tiles help"
+
+
+def _is_float_comparison(node: Expr) -> bool:
+    if not isinstance(node, Compare) or expr_type(node.left) is not ScalarType.FLOAT:
+        return False
+    return bool(symbols(node) & (_ROW | _KEY))
