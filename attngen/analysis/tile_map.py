@@ -23,7 +23,7 @@ from attngen.ir.expr import Expr
 from attngen.ir.semantics import evaluate
 from attngen.record import record
 
-__all__ = ["TileCells", "TileKind", "TileMap", "map_tiles"]
+__all__ = ["MIXED", "TileCells", "TileKind", "TileMap", "map_tiles"]
 
 Array: TypeAlias = Any
 
@@ -48,12 +48,16 @@ class TileKind(IntEnum):
     """every pair attends, and the mask is not evaluated"""
 
 
+MIXED: Final = len(TileKind)
+"""Tiles of several kinds, where a drawing takes them together."""
+
+
 @final
 @record(eq=False)
 class TileCells:
     """Groups of `step_q` x `step_kv` neighbouring tiles, powers of two; the last have fewer.
 
-    kinds:  uint8 [groups, groups], values of `TileKind`; several kinds together are PARTIAL.
+    kinds:  uint8 [groups, groups], values of `TileKind`, or `MIXED`
     """
 
     kinds: Array
@@ -143,7 +147,7 @@ class TileMap:
             starts = np.arange(0, low.shape[axis], step)
             low = np.minimum.reduceat(low, starts, axis=axis)
             high = np.maximum.reduceat(high, starts, axis=axis)
-        kinds = np.where(low == high, low, np.uint8(TileKind.PARTIAL))
+        kinds = np.where(low == high, low, np.uint8(MIXED))
         return TileCells(kinds, *steps)
 
     def _found(self, kind: TileKind) -> int:

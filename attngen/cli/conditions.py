@@ -11,9 +11,12 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from attngen.analysis.ranges import compile_time_ranges, infer_ranges
 from attngen.analysis.tile_classes import Summary, TileClasses
 from attngen.ir.attention import Attention
 from attngen.ir.expr import (
+    Binary,
+    BinaryOp,
     Compare,
     CompareOp,
     Const,
@@ -29,7 +32,7 @@ from attngen.ir.traverse import postorder, rewrite, symbols
 from attngen.ir.types import ScalarType
 from attngen.passes.fold_constants import fold_expr
 
-__all__ = ["advice", "condition_rows", "formula_lines"]
+__all__ = ["advice", "condition_rows", "formula_lines", "unknown_parts"]
 
 WIDTH: Final = 84
 MAX_LINES: Final = 16
@@ -51,8 +54,8 @@ def condition_rows(classes: TileClasses) -> list[list[str]]:
             definitions += _labelled(f"{summary.name} is", text.splitlines())
             text = summary.name
         named |= _ends_in_words(summary, text)
-    rows = _labelled("skip unless", formula_lines(classes.may, named))
-    rows += _labelled("full where", formula_lines(classes.all, named))
+    rows = _condition("skip", "unless", classes.may, True, named)
+    rows += _condition("full", "where", classes.all, False, named)
     rows.append(["partial", "otherwise: the mask is evaluated pair by pair"])
     if named:
         of = [
@@ -63,6 +66,18 @@ def condition_rows(classes: TileClasses) -> list[list[str]]:
         words = _used_words(classes)
         rows.append(["", f"{words}: over the {' or '.join(of)} of the tile"])
     return [*definitions, *rows]
+
+
+def _condition(
+    label: str, joint: str, e: Expr, never: bool, named: Mapping[str, Expr]
+) -> list[list[str]]:
+    """`never` is the value of a condition that cannot come true."""
+    lines = formula_lines(e, named)
+    if lines == [print_expr(Const(never))]:
+        return [[label, "never"]]
+    if lines == [print_expr(Const(not never))]:
+        return [[label, "always"]]
+    return _labelled(f"{label} {joint}", lines)
 
 
 def _labelled(label: str, lines: list[str]) -> list[list[str]]:
@@ -158,8 +173,30 @@ def _used_words(classes: TileClasses) -> str:
 # ---- what is not known, and what would help --------------------------------------------------
 
 
+def unknown_parts(attention: Attention, classes: TileClasses) -> Iterator[str]:
+    """Parts of the mask that are known only pair by pair: why, and how to write them."""
+    yield from classes.notes
+    if attention.mask is None:
+        return
+    ranges = infer_ranges(attention.expressions(), compile_time_ranges(attention), attention)
+    divisors: dict[str, Expr] = {}
+    for node in postorder(attention.mask):
+        match node:
+            case Binary(BinaryOp.FLOORDIV | BinaryOp.MOD as op, left, right):
+                sign = ranges[id(right)]
+                is_known = sign.low > 0 or (op is BinaryOp.FLOORDIV and sign.high < 0)
+                if _varies(left) and not is_known and not _varies(right):
+                    divisors.setdefault(print_expr(right).splitlines()[-1], right)
+            case _:
+                pass
+    for text, divisor in divisors.items():
+        is_param = isinstance(divisor, Symbol) and divisor.role is Role.PARAM
+        remedy = f"declare it `where {text} >= 1`" if is_param else f"write `max({text}, 1)`"
+        yield f"`//` and `%` by `{text}` are decided pair by pair, as it may be 0 or less: {remedy}"
+
+
 def advice(attention: Attention, classes: TileClasses) -> Iterator[str]:
-    """What would let more tiles be skipped or full, where a tile map shows that some could be."""
+    """What would let more tiles be skipped or full, where a map shows that some could be."""
     if attention.mask is None:
         return
     nodes = list(postorder(attention.mask))
@@ -170,17 +207,22 @@ def advice(attention: Attention, classes: TileClasses) -> Iterator[str]:
     }
     for name in sorted(tables):
         yield f"tiles that each read one element of `{name}` would be exact: choose smaller ones"
-    if any(_is_float_comparison(node) for node in nodes):
-        yield "a comparison of integers is decided for a whole tile, one of floats is not"
-    if classes.row_summaries and classes.key_summaries:
+    has_floats = any(_is_float_comparison(node) for node in nodes)
+    if has_floats:
+        yield "a comparison of integers is known for a whole tile, one of floats may not be"
+    summaries = (*classes.row_summaries, *classes.key_summaries)
+    if summaries:
         yield (
-            "of a tensor, a tile knows the least and the largest value: values in order along"
-            " the tokens are told apart best"
+            "of what is read from a tensor, a tile knows the least and the largest value: values"
+            " in order along the tokens are told apart best"
         )
-    yield "conditions may hold in a tile one by one, and nowhere together: smaller tiles help"
+    if not tables and not has_floats and not summaries:
+        yield "conditions may hold in a tile one by one, and nowhere together: smaller tiles help"
+
+
+def _varies(e: Expr) -> bool:
+    return bool(symbols(e) & (_ROW | _KEY))
 
 
 def _is_float_comparison(node: Expr) -> bool:
-    if not isinstance(node, Compare) or expr_type(node.left) is not ScalarType.FLOAT:
-        return False
-    return bool(symbols(node) & (_ROW | _KEY))
+    return isinstance(node, Compare) and expr_type(node.left) is ScalarType.FLOAT and _varies(node)

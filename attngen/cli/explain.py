@@ -11,11 +11,11 @@ import click
 
 from attngen import targets
 from attngen.analysis.tile_classes import classify_tiles
-from attngen.analysis.tile_map import TileKind, TileMap
+from attngen.analysis.tile_map import TileMap
 from attngen.api import Kernel
 from attngen.api import compile as compile_spec
 from attngen.backend.nvrtc import spills_from_log
-from attngen.cli.conditions import condition_rows
+from attngen.cli.conditions import condition_rows, unknown_parts
 from attngen.cli.console import can_show, progress, say, table
 from attngen.cli.errors import BadOption
 from attngen.cli.files import require_file, require_writable, write_together
@@ -35,7 +35,7 @@ from attngen.cli.option_types import (
 from attngen.cli.pairs import CELLS, Count, Pairs, count_pairs, draw_rows
 from attngen.cli.problem import Problem, make_problem
 from attngen.cli.tile_svg import draw_svg
-from attngen.cli.tiles import count_rows, draw_map, make_maps, remarks
+from attngen.cli.tiles import TileMaps, count_rows, draw_map, make_maps, remarks
 from attngen.compiler import Rendered, render_program
 from attngen.diagnostics.diagnostic import AttnError, Diagnostic
 from attngen.engines.cuda_engine import compile_rendered, resources_of
@@ -145,7 +145,7 @@ def command(
     plans = [_plan(kernel, problem, target) for target in chosen]
     tile_map = _say_tiles(problem, plans, is_mapped=count is not None)
     if svg is not None:
-        _write_svg(svg, kernel.name, tile_map)
+        _write_svg(svg, tile_map, problem)
     _say_block("work", _work(problem, count))
     _say_kernels(plans, not no_compile)
     return 0
@@ -317,39 +317,54 @@ def _scaled(number: float, unit: str = "") -> str:
 
 
 def _say_tiles(problem: Problem, plans: list[_Plan], *, is_mapped: bool) -> TileMap | None:
-    """When a tile is skipped or full, the map of one head, and its numbers; the first map."""
+    """When a tile is skipped or full, the map of one head, and its numbers.
+
+    Returns the map with the tiles of the first target; None where there is none.
+    """
     rendered = [plan.rendered for plan in plans if plan.rendered is not None]
     if not rendered:
         return None
     attention = rendered[0].program.attention
-    if attention.mask is None:
-        _say_block("tiles", [["every one is full: there is no mask"]])
-        return None
     classes = classify_tiles(attention)
-    _say_block("tiles", condition_rows(classes))
+    has_mask = attention.mask is not None
+    always = [["full", "always: there is no mask"]]
+    _say_block("tiles", condition_rows(classes) if has_mask else always)
+    for text in unknown_parts(attention, classes):
+        say(f"  note: {text}")
     if not is_mapped:
         return None
     with progress("classifying tiles") as shown:
         maps = make_maps(problem, rendered, shown.update)
     if not maps.first.tiles:
         return None
-    marks = dict(zip(TileKind, "·▒█" if can_show("·▒█") else ".+#", strict=True))
-    about = "" if problem.sizes["B"] * problem.sizes["Hq"] == 1 else ", batch 0, head 0"
-    tile = f"{maps.first.tile_q} rows x {maps.first.tile_kv} keys"
-    say()
-    say(("map of tiles", "bold"), f"  {tile}{about}")
-    for line in draw_map(maps.first, marks):
-        say("  ", *line)
-    _say_block("tiles in numbers", count_rows(maps))
-    for text in remarks(maps, attention, classes):
-        say(f"  {text}")
+    if has_mask:
+        _say_map(maps, problem)
+        for text in remarks(maps, attention, classes):
+            say(f"  {text}")
     return maps.first
 
 
-def _write_svg(path: Path, name: str, tile_map: TileMap | None) -> None:
+def _say_map(maps: TileMaps, problem: Problem) -> None:
+    marks = "·▒█░" if can_show("·▒█░") else ".+#-"
+    say()
+    say(("map of tiles", "bold"), f" of {_tiles_in_words(maps.first, problem)}")
+    for line in draw_map(maps.first, marks):
+        say("  ", *line)
+    _say_block("tiles in numbers", count_rows(maps))
+
+
+def _tiles_in_words(tile_map: TileMap, problem: Problem) -> str:
+    about = "" if problem.sizes["B"] * problem.sizes["Hq"] == 1 else ", batch 0, head 0"
+    return f"{tile_map.tile_q} rows x {tile_map.tile_kv} keys{about}"
+
+
+def _write_svg(path: Path, tile_map: TileMap | None, problem: Problem) -> None:
+    """Errors:  A711 where there is nothing to draw; A713 where it cannot be written."""
     if tile_map is None:
-        raise AttnError(BadOption(None, "--svg", str(path), "there is no map of tiles to draw"))
-    write_together({path: draw_svg(name, tile_map).encode()})
+        why = "this problem has no map of tiles"
+        raise AttnError(BadOption(None, "--svg", str(path), why))
+    title = f"{problem.attention.name}: tiles of {_tiles_in_words(tile_map, problem)}"
+    write_together({path: draw_svg(title, tile_map).encode()})
     say(f"  the map is in {path}")
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from html import escape
 from itertools import groupby
 from typing import Any, Final, TypeAlias
 
-from attngen.analysis.tile_map import TileKind, TileMap
+from attngen.analysis.tile_map import MIXED, TileKind, TileMap
 
 __all__ = ["draw_svg"]
 
@@ -16,16 +17,22 @@ MAX_CELLS: Final = 256
 """Rows and columns of the picture; of more tiles, neighbours share a cell."""
 SIDE: Final = 480
 """The longer side of the map, in pixels; the other follows from the lengths."""
-LEAST_SIDE: Final = 60
+LEAST_SIDE: Final = 160
 LEFT, TOP, RIGHT, BELOW, LINE = 92, 76, 28, 56, 20
 """Margins around the map, and the distance of two lines of the legend, in pixels."""
+WIDEST, CHARACTER = 440, 9
+"""What a line of the legend takes, and a character of the title, in pixels."""
 
+_CLASSES: Final[Mapping[int, str]] = {
+    TileKind.SKIP: "skip", TileKind.PARTIAL: "partial", TileKind.FULL: "full", MIXED: "mixed",
+}  # fmt: skip
 _STYLE: Final = """\
-text { font: 13px system-ui, sans-serif; fill: #1f2328; }
+text { font-family: system-ui, sans-serif; font-size: 13px; fill: #1f2328; }
 .title { font-size: 15px; font-weight: 600; }
 .page { fill: #ffffff; }
 .skip { fill: #eaeef2; }
 .partial { fill: #f0a63a; }
+.mixed { fill: #f8dcae; }
 .full { fill: #2563a8; }
 .frame { fill: none; stroke: #59636e; }
 @media (prefers-color-scheme: dark) {
@@ -33,12 +40,13 @@ text { font: 13px system-ui, sans-serif; fill: #1f2328; }
   .page { fill: #0d1117; }
   .skip { fill: #262c36; }
   .partial { fill: #d9922b; }
+  .mixed { fill: #6f5527; }
   .full { fill: #6cb0f5; }
   .frame { stroke: #9198a1; }
 }"""
 
 
-def draw_svg(name: str, tile_map: TileMap) -> str:
+def draw_svg(title: str, tile_map: TileMap) -> str:
     """The picture of a map that has tiles.
 
     Units:  axes are in tokens, the picture in pixels.
@@ -46,9 +54,11 @@ def draw_svg(name: str, tile_map: TileMap) -> str:
     longest = max(tile_map.rows, tile_map.keys)
     width, height = (max(LEAST_SIDE, SIDE * n // longest) for n in (tile_map.keys, tile_map.rows))
     cells = tile_map.cells(MAX_CELLS, MAX_CELLS)
-    title = f"{name}: tiles of {tile_map.tile_q} rows x {tile_map.tile_kv} keys"
     legend = _legend(tile_map, cells.step_q * cells.step_kv > 1)
-    page = max(LEFT + width + RIGHT, 460), TOP + height + BELOW + LINE * len(legend)
+    page = (
+        LEFT + max(width, WIDEST, CHARACTER * len(title)) + RIGHT,
+        TOP + height + BELOW + LINE * len(legend),
+    )
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {page[0]} {page[1]}"'
         f' width="{page[0]}" height="{page[1]}" role="img" aria-labelledby="title">',
@@ -68,7 +78,7 @@ def draw_svg(name: str, tile_map: TileMap) -> str:
         y = TOP + height + BELOW + LINE * i
         if kind is not None:
             box = f'x="{LEFT}" y="{y - 11}" width="13" height="13"'
-            lines.append(f'<rect class="{kind.name.lower()}" {box}/>')
+            lines.append(f'<rect class="{_CLASSES[kind]}" {box}/>')
         lines.append(f'<text x="{LEFT + 22}" y="{y}">{escape(text)}</text>')
     return "\n".join([*lines, "</svg>\n"])
 
@@ -77,17 +87,17 @@ def _tiles(kinds: Array, width: int, height: int) -> list[str]:
     """One path for each kind but SKIP, which is the ground; neighbours in a row are one piece."""
     xs = [round(width * j / kinds.shape[1], 2) for j in range(kinds.shape[1] + 1)]
     ys = [round(height * i / kinds.shape[0], 2) for i in range(kinds.shape[0] + 1)]
-    pieces: dict[TileKind, list[str]] = {TileKind.PARTIAL: [], TileKind.FULL: []}
+    pieces: dict[int, list[str]] = {TileKind.PARTIAL: [], TileKind.FULL: [], MIXED: []}
     for i, row in enumerate(kinds.tolist()):
         begin = 0
         for kind, run in groupby(row):
             end = begin + len(list(run))
             if kind != TileKind.SKIP:
                 corners = f"M{xs[begin]:g} {ys[i]:g}H{xs[end]:g}V{ys[i + 1]:g}H{xs[begin]:g}Z"
-                pieces[TileKind(kind)].append(corners)
+                pieces[kind].append(corners)
             begin = end
     return [
-        f'<path class="{kind.name.lower()}" d="{"".join(found)}"/>'
+        f'<path class="{_CLASSES[kind]}" d="{"".join(found)}"/>'
         for kind, found in pieces.items()
         if found
     ]
@@ -123,17 +133,19 @@ def _ticks(length: int, most: int) -> list[int]:
     return list(range(0, length + 1, step))
 
 
-def _legend(tile_map: TileMap, is_mixed: bool) -> list[tuple[TileKind | None, str]]:
+def _legend(tile_map: TileMap, is_mixed: bool) -> list[tuple[int | None, str]]:
     texts = {
-        TileKind.SKIP: "skip: no pair attends, nothing is loaded",
+        TileKind.SKIP: "skip: no pair attends",
         TileKind.PARTIAL: "partial: the mask is evaluated pair by pair",
         TileKind.FULL: "full: every pair attends",
     }
-    lines: list[tuple[TileKind | None, str]] = []
+    lines: list[tuple[int | None, str]] = []
+    about = "" if tile_map.has_all_tiles else "about "
     for kind, text in texts.items():
         share = tile_map.count(kind) / tile_map.tiles
-        lines.append((kind, f"{text} ({tile_map.count(kind):,} tiles, {share:.1%})"))
+        lines.append((kind, f"{text} ({about}{tile_map.count(kind):,} tiles, {share:.1%})"))
     if is_mixed:
-        lines.append((None, "neighbouring tiles of several kinds are drawn as partial"))
-    lines.append((None, f"{tile_map.wasted_share:.1%} of the computed pairs do not attend"))
+        lines.append((MIXED, "neighbouring tiles of several kinds"))
+    about = "" if tile_map.has_all_pairs else "about "
+    lines.append((None, f"{about}{tile_map.wasted_share:.1%} of the computed pairs do not attend"))
     return lines

@@ -9,8 +9,8 @@ from itertools import groupby
 from typing import Final, final
 
 from attngen.analysis.tile_classes import TileClasses
-from attngen.analysis.tile_map import TileCells, TileKind, TileMap, map_tiles
-from attngen.cli.conditions import advice
+from attngen.analysis.tile_map import MIXED, TileCells, TileKind, TileMap, map_tiles
+from attngen.cli.conditions import advice, unknown_parts
 from attngen.cli.console import Piece
 from attngen.cli.problem import Problem
 from attngen.compiler import Rendered
@@ -25,7 +25,9 @@ __all__ = ["TileMaps", "count_rows", "draw_map", "make_maps", "remarks"]
 
 MAX_COLUMNS: Final = 96
 MAX_LINES: Final = 24
-_STYLES: Final = {TileKind.SKIP: "dim", TileKind.PARTIAL: "yellow", TileKind.FULL: "green"}
+_STYLES: Final[Mapping[int, str]] = {
+    TileKind.SKIP: "dim", TileKind.PARTIAL: "yellow", TileKind.FULL: "green", MIXED: "yellow",
+}  # fmt: skip
 _TEMPLATE: Final = "common/tiles.cu.j2"
 """A family whose text includes it asks about a tile before it loads anything."""
 
@@ -75,23 +77,29 @@ def make_maps(
 # ---- the map -----------------------------------------------------------------------------------
 
 
-def draw_map(tile_map: TileMap, marks: Mapping[TileKind, str]) -> Iterator[list[Piece]]:
-    """What a character stands for, and the map; each line begins with its first row."""
+def draw_map(tile_map: TileMap, marks: str) -> Iterator[list[Piece]]:
+    """What a character stands for, and the map; each line begins with its first row.
+
+    marks:  for skip, partial, full, and several kinds together.
+    """
     lead = len(f"q {tile_map.rows} | ")
     columns = min(shutil.get_terminal_size().columns - lead - 3, MAX_COLUMNS)
     cells = tile_map.cells(MAX_LINES, max(8, columns))
-    is_mixed = cells.step_q * cells.step_kv > 1
-    partial = "partial, or of several kinds" if is_mixed else "partial"
-    yield [
-        (f"{marks[TileKind.SKIP]} skip  ", _STYLES[TileKind.SKIP]),
-        (f"{marks[TileKind.PARTIAL]} {partial}  ", _STYLES[TileKind.PARTIAL]),
-        (f"{marks[TileKind.FULL]} full", _STYLES[TileKind.FULL]),
-        f"   a character is {_extent(tile_map, cells)}",
+    shown: dict[int, str] = {
+        TileKind.SKIP: "skip",
+        TileKind.PARTIAL: "partial",
+        TileKind.FULL: "full",
+    }
+    if cells.step_q * cells.step_kv > 1:
+        shown[MIXED] = "of several kinds"
+    heading: list[Piece] = [
+        (f"{marks[kind]} {text}  ", _STYLES[kind]) for kind, text in shown.items()
     ]
+    yield [*heading, f" a character is {_extent(tile_map, cells)}"]
     yield [" " * lead + "kv 0"]
-    for row, kinds in zip(tile_map.q_tiles[:: cells.step_q], cells.kinds, strict=True):
+    for row, kinds in zip(tile_map.q_tiles[:: cells.step_q], cells.kinds.tolist(), strict=True):
         line: list[Piece] = [f"q {int(row) * tile_map.tile_q:>{lead - 5}} | "]
-        for kind, run in groupby(TileKind(int(kind)) for kind in kinds):
+        for kind, run in groupby(kinds):
             line.append((marks[kind] * len(list(run)), _STYLES[kind]))
         yield line
 
@@ -148,7 +156,6 @@ def remarks(maps: TileMaps, attention: Attention, classes: TileClasses) -> Itera
             f"note: {name} uses no tile classes: it computes every tile, and evaluates the mask at"
             " every pair"
         )
-    yield from (f"note: {text}" for text in classes.notes)
     if any(_holds_minus_infinity(score) for score in attention.scores):
         yield (
             "note: a score line makes pairs -inf, and tiles know nothing of it: written as a"
@@ -158,10 +165,10 @@ def remarks(maps: TileMaps, attention: Attention, classes: TileClasses) -> Itera
 
 def _exactness(tile_map: TileMap, attention: Attention, classes: TileClasses) -> Iterator[str]:
     missed = [
-        f"{n:,} hold {what}"
+        f"{n:,} {what}"
         for n, what in (
-            (tile_map.missed_skip, "no pair that attends"),
-            (tile_map.missed_full, "no pair that does not"),
+            (tile_map.missed_skip, "without any pair that attends"),
+            (tile_map.missed_full, "in which all do"),
         )
         if n
     ]
@@ -169,9 +176,10 @@ def _exactness(tile_map: TileMap, attention: Attention, classes: TileClasses) ->
         if tile_map.has_all_pairs:
             yield "exact with these tiles: every one that could be skipped or full is"
         return
-    of = "the partial tiles" if tile_map.has_all_pairs else f"{tile_map.counted:,} partial tiles"
-    yield f"not exact: of {of}, {' and '.join(missed)}"
-    yield from (f"note: {text}" for text in advice(attention, classes))
+    of = "partial tiles" if tile_map.has_all_pairs else f"{tile_map.counted:,} partial tiles"
+    yield f"not exact: among the {of} are {' and '.join(missed)}"
+    if not any(unknown_parts(attention, classes)):
+        yield from (f"note: {text}" for text in advice(attention, classes))
 
 
 def _holds_minus_infinity(e: Expr) -> bool:
