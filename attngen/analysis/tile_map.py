@@ -32,7 +32,7 @@ MAX_TILES: Final = 1 << 25
 MAX_ALONG: Final = 1 << 16
 """Tiles along one axis; of more, so many are taken, evenly spaced."""
 MAX_PAIRS: Final = 1 << 24
-"""Pairs of partial tiles that are decided one by one; of more, evenly spaced tiles are taken."""
+"""Pairs of partial tiles that are decided one by one; of more, some tiles are taken."""
 AT_ONCE: Final = 1 << 17
 """Tiles or pairs in one step: 1 MiB for every intermediate array."""
 
@@ -309,10 +309,10 @@ def _wide(x: Array, like: Array) -> Array:
 
 
 def _partial_tiles(kinds: Array, most: int, area: int) -> Iterator[tuple[Array, Array]]:
-    """Rows and columns of at most so many partial tiles, evenly spaced, some at a time."""
+    """Rows and columns of at most so many partial tiles, some at a time."""
     in_row = np.count_nonzero(kinds == TileKind.PARTIAL, axis=1)
     before = np.cumsum(in_row) - in_row
-    chosen = _evenly(int(in_row.sum()), max(1, most))
+    chosen = _spread(int(in_row.sum()), max(1, most))
     row_of: Array = np.searchsorted(before + in_row, chosen, side="right")
     step = max(1, AT_ONCE // area)
     for part in _slices(len(chosen), step):
@@ -352,6 +352,18 @@ def _evenly(size: int, most: int) -> Array:
     if size <= most:
         return np.arange(size, dtype=np.int64)
     return (2 * np.arange(most, dtype=np.int64) + 1) * size // (2 * most)
+
+
+def _spread(size: int, most: int) -> Array:
+    """At most so many integers of [0, size), one somewhere in each of equal parts.
+
+    Tiles along a diagonal repeat, and even steps could meet one kind alone.  The places are
+    pseudo-random, and the same every time.
+    """
+    if size <= most:
+        return np.arange(size, dtype=np.int64)
+    edges = np.arange(most + 1, dtype=np.int64) * size // most
+    return np.random.default_rng(0).integers(edges[:-1], edges[1:])
 
 
 def _slices(size: int, step: int) -> Iterator[slice]:

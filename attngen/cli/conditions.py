@@ -178,21 +178,26 @@ def unknown_parts(attention: Attention, classes: TileClasses) -> Iterator[str]:
     yield from classes.notes
     if attention.mask is None:
         return
+    for text, divisor in _unproved_divisors(attention, attention.mask).items():
+        is_param = isinstance(divisor, Symbol) and divisor.role is Role.PARAM
+        remedy = f"declare it `where {text} >= 1`" if is_param else f"write `max({text}, 1)`"
+        yield f"`//` and `%` by `{text}` are decided pair by pair, as it may be 0 or less: {remedy}"
+
+
+def _unproved_divisors(attention: Attention, mask: Expr) -> dict[str, Expr]:
+    """What positions are divided by, where nothing proves that it is positive, by its text."""
     ranges = infer_ranges(attention.expressions(), compile_time_ranges(attention), attention)
-    divisors: dict[str, Expr] = {}
-    for node in postorder(attention.mask):
+    found: dict[str, Expr] = {}
+    for node in postorder(mask):
         match node:
             case Binary(BinaryOp.FLOORDIV | BinaryOp.MOD as op, left, right):
                 sign = ranges[id(right)]
                 is_known = sign.low > 0 or (op is BinaryOp.FLOORDIV and sign.high < 0)
                 if _varies(left) and not is_known and not _varies(right):
-                    divisors.setdefault(print_expr(right).splitlines()[-1], right)
+                    found.setdefault(print_expr(right).splitlines()[-1], right)
             case _:
                 pass
-    for text, divisor in divisors.items():
-        is_param = isinstance(divisor, Symbol) and divisor.role is Role.PARAM
-        remedy = f"declare it `where {text} >= 1`" if is_param else f"write `max({text}, 1)`"
-        yield f"`//` and `%` by `{text}` are decided pair by pair, as it may be 0 or less: {remedy}"
+    return found
 
 
 def advice(attention: Attention, classes: TileClasses) -> Iterator[str]:
@@ -216,7 +221,8 @@ def advice(attention: Attention, classes: TileClasses) -> Iterator[str]:
             "of what is read from a tensor, a tile knows the least and the largest value: values"
             " in order along the tokens are told apart best"
         )
-    if not tables and not has_floats and not summaries:
+    divisors = _unproved_divisors(attention, attention.mask)
+    if not (tables or has_floats or summaries or divisors):
         yield "conditions may hold in a tile one by one, and nowhere together: smaller tiles help"
 
 
@@ -225,4 +231,6 @@ def _varies(e: Expr) -> bool:
 
 
 def _is_float_comparison(node: Expr) -> bool:
-    return isinstance(node, Compare) and expr_type(node.left) is ScalarType.FLOAT and _varies(node)
+    if not isinstance(node, Compare) or expr_type(node.left) is not ScalarType.FLOAT:
+        return False
+    return bool(symbols(node) & _ROW and symbols(node) & _KEY)

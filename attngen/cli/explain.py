@@ -143,7 +143,7 @@ def command(
                 if diagnostic.hint_text():
                     say(f"  {diagnostic.hint_text()}")
     plans = [_plan(kernel, problem, target) for target in chosen]
-    tile_map = _say_tiles(problem, plans, is_mapped=count is not None)
+    tile_map = _say_tiles(problem, plans, is_mapped=count is not None and count.total > 0)
     if svg is not None:
         _write_svg(svg, tile_map, problem)
     _say_block("work", _work(problem, count))

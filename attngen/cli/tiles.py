@@ -10,7 +10,7 @@ from typing import Final, final
 
 from attngen.analysis.tile_classes import TileClasses
 from attngen.analysis.tile_map import MIXED, TileCells, TileKind, TileMap, map_tiles
-from attngen.cli.conditions import advice, unknown_parts
+from attngen.cli.conditions import advice
 from attngen.cli.console import Piece
 from attngen.cli.problem import Problem
 from attngen.compiler import Rendered
@@ -178,8 +178,7 @@ def _exactness(tile_map: TileMap, attention: Attention, classes: TileClasses) ->
         return
     of = "partial tiles" if tile_map.has_all_pairs else f"{tile_map.counted:,} partial tiles"
     yield f"not exact: among the {of} are {' and '.join(missed)}"
-    if not any(unknown_parts(attention, classes)):
-        yield from (f"note: {text}" for text in advice(attention, classes))
+    yield from (f"note: {text}" for text in advice(attention, classes))
 
 
 def _holds_minus_infinity(e: Expr) -> bool:
