@@ -23,6 +23,7 @@ from attngen.ir.expr import (
     Expr,
     Load,
     Logical,
+    Not,
     Role,
     Symbol,
     expr_type,
@@ -40,6 +41,10 @@ MAX_LINES: Final = 16
 MAX_NAME: Final = 40
 """Characters of a value that is written where it is used; a longer one is named first."""
 
+_OPPOSITE: Final[Mapping[CompareOp, CompareOp]] = {
+    CompareOp.LT: CompareOp.GE, CompareOp.GE: CompareOp.LT, CompareOp.GT: CompareOp.LE,
+    CompareOp.LE: CompareOp.GT, CompareOp.EQ: CompareOp.NE, CompareOp.NE: CompareOp.EQ,
+}  # fmt: skip
 _ROW: Final = frozenset({"q", "qpos"})
 _KEY: Final = frozenset({"kv"})
 
@@ -142,7 +147,10 @@ def _ends_in_words(summary: Summary, text: str) -> dict[str, Expr]:
 
 
 def _in_words(e: Expr, named: Mapping[str, Expr]) -> Expr:
-    """Summaries by their words.  A truth value is compared with 1 in a tile class."""
+    """Summaries by their words, and `kv_first <= 3` for `not kv_first > 3`.
+
+    A summary that is a truth value is compared with 1 in a tile class.
+    """
 
     def rename(node: Expr) -> Expr:
         match node:
@@ -150,6 +158,8 @@ def _in_words(e: Expr, named: Mapping[str, Expr]) -> Expr:
                 return named[name]
             case Symbol(name) if name in named and not _is_truth(named[name]):
                 return named[name]
+            case Not(Compare(op, left, right)) if expr_type(left) is ScalarType.INT:
+                return Compare(_OPPOSITE[op], left, right)
             case _:
                 return node
 

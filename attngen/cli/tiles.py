@@ -158,8 +158,8 @@ def remarks(maps: TileMaps, attention: Attention, classes: TileClasses) -> Itera
         )
     if any(_holds_minus_infinity(score) for score in attention.scores):
         yield (
-            "note: a score line makes pairs -inf, and tiles know nothing of it: written as a"
-            " `mask`, they would be skipped"
+            "note: tiles know nothing of the pairs that a score line makes -inf; a condition that"
+            " does not read the score belongs into `mask`"
         )
 
 

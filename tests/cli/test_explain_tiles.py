@@ -286,11 +286,15 @@ def test_conditions_that_hold_nowhere_together(tmp_path: Path) -> None:
 
 
 def test_a_score_line_that_masks(tmp_path: Path) -> None:
-    note = "note: a score line makes pairs -inf, and tiles know nothing of it"
-    spec = _spec(tmp_path, "mask kv <= qpos", "score where(kv == 3, -inf, s)")
-    assert note in run("explain", spec, *QUICK).out
-    spec = _spec(tmp_path, "mask kv <= qpos", "score where(kv == 3, -2.0, s)")
-    assert note not in run("explain", spec, *QUICK).out
+    """As far as its condition does not read the score, it is a mask, and tiles know it."""
+    note = "note: tiles know nothing of the pairs that a score line makes -inf"
+    result = run("explain", _spec(tmp_path, "score where(kv > qpos, -inf, s)"), *QUICK)
+    assert note not in result.out
+    assert _block(result, "tiles")[0] == "skip unless  kv_first <= qpos_last"
+    lines = "mask kv <= qpos", "score where(s < 0.5, -inf, s)"
+    assert note in run("explain", _spec(tmp_path, *lines), *QUICK).out
+    lines = "mask kv <= qpos", "score where(s < 0.5, -2.0, s)"
+    assert note not in run("explain", _spec(tmp_path, *lines), *QUICK).out
 
 
 # ---- the picture -----------------------------------------------------------------------------
