@@ -1,8 +1,10 @@
 """When a tile is skipped and when it is full, in the words of the language.
 
-skip unless  kv_first <= qpos_last
-             and min(doc[b, qpos]) <= max(doc[b, kv])
-             and min(doc[b, kv]) <= max(doc[b, qpos])
+    skip unless  kv_first <= qpos_last
+                 and min(doc[b, qpos]) <= max(doc[b, kv])
+                 and min(doc[b, kv]) <= max(doc[b, qpos])
+
+And what is not known of a tile, why, and what would help.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from attngen.passes.fold_constants import fold_expr
 __all__ = ["advice", "condition_rows", "formula_lines", "unknown_parts"]
 
 WIDTH: Final = 84
+"""Characters of a line of a formula."""
 MAX_LINES: Final = 16
 """Lines of one formula; a longer one is cut, and says so."""
 MAX_NAME: Final = 40
@@ -56,7 +59,7 @@ def condition_rows(classes: TileClasses) -> list[list[str]]:
     for summary in (*classes.row_summaries, *classes.key_summaries):
         text = print_expr(summary.value)
         if len(text) > MAX_NAME or "\n" in text:
-            definitions += _labelled(f"{summary.name} is", text.splitlines())
+            definitions += _labelled(f"{summary.name} is", formula_lines(summary.value))
             text = summary.name
         named |= _ends_in_words(summary, text)
     rows = _condition("skip", "unless", classes.may, True, named)

@@ -25,6 +25,7 @@ __all__ = ["TileMaps", "count_rows", "draw_map", "make_maps", "remarks"]
 
 MAX_COLUMNS: Final = 96
 MAX_LINES: Final = 24
+"""Columns and lines of the map; a terminal may have fewer columns."""
 _STYLES: Final[Mapping[int, str]] = {
     TileKind.SKIP: "dim", TileKind.PARTIAL: "yellow", TileKind.FULL: "green", MIXED: "yellow",
 }  # fmt: skip
