@@ -16,7 +16,7 @@ from attngen.frontend.load import load_text
 from .runner import Result, run, run_process, write
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-QUICK = ("--no-compile", "--arch", "sm_80")
+QUICK = ("--no-compile", "--arch", "sm_80", "--schedule", "kernel forward_simt")
 MMA = ("--no-compile", "--arch", "sm_90a", "--schedule")
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -163,6 +163,7 @@ def test_a_length_ends_the_map(tmp_path: Path) -> None:
 
 def test_every_size_of_tiles_has_its_numbers(tmp_path: Path) -> None:
     text = "attention t {\n    dtype bf16\n    head_dim 64\n    mask kv <= qpos\n}\n"
+    text += "schedule {\n    kernel forward_simt\n}\n"
     text += "schedule sm_90a {\n    kernel forward_mma\n    tile q = 64, kv = 64\n}\n"
     spec = write(tmp_path, text)
     result = run("explain", spec, "--no-compile", "--arch", "sm_80,sm_90a,sm_120")
