@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attngen.analysis import tile_map as module
-from attngen.analysis.tile_map import TileKind, TileMap, map_tiles
+from attngen.analysis.tile_map import MIXED, TileKind, TileMap, map_tiles
 from attngen.frontend.check import check
 from attngen.frontend.load import load_text
 from attngen.ir.attention import Attention
@@ -140,7 +140,39 @@ def test_every_tile_and_every_count(
     compare(found, attending(attention, *shape, *shape, w, seed, b, h))
 
 
-@pytest.mark.parametrize("mask", ["causal", "doc[b, kv] == ids[b, q]"])
+@pytest.mark.parametrize("h", range(4))
+def test_every_head_knows_its_own(h: int) -> None:
+    attention = build("kv <= qpos + 3 * h and kv >= 2 * hkv")
+    found = map_of(attention, 20, 20, (4, 4), h=h)
+    compare(found, attending(attention, 20, 20, 20, 20, 3, 0, 0, h))
+
+
+def test_a_tile_that_is_cut_short_is_known_as_well() -> None:
+    """Nothing past its end counts: the last tiles of rows and keys are full."""
+    attention = build("kv < plen[b] + 0 * q and q < plen[b]")
+    tensors = tensors_of(13, 13, 0) | {"plen": np.array([13, 0])}
+    found = map_tiles(
+        attention, tile_q=8, tile_kv=8, sizes=sizes_of(13, 13), params={"w": 3}, tensors=tensors
+    )
+    assert (found.kinds == TileKind.FULL).all()
+
+
+def test_a_map_in_small() -> None:
+    found = map_of(build("causal"), 16, 32, (2, 2))
+    whole = found.cells(8, 16)
+    assert (whole.step_q, whole.step_kv) == (1, 1)
+    assert (whole.kinds == found.kinds).all()
+    half = found.cells(7, 8)
+    assert (half.step_q, half.step_kv) == (2, 2)
+    assert half.kinds.tolist() == [[2] * (4 + i) + [MIXED] + [0] * (3 - i) for i in range(4)]
+    few = found.cells(2, 5)
+    assert (few.step_q, few.step_kv) == (4, 4)
+    assert few.kinds.tolist() == [[2, 2, MIXED, 0], [2, 2, 2, MIXED]]
+
+
+@pytest.mark.parametrize(
+    "mask", ["causal", "doc[b, kv] == ids[b, q]", "kv >= Skv - w or q < Sq - 9"]
+)
 def test_lengths_end_the_map(mask: str) -> None:
     lengths = "length q = plen[b] // 2, kv = plen[b]"
     attention, plen = build(mask, lengths), tensors_of(30, 41, 5)["plen"]
