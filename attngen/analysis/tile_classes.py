@@ -167,7 +167,8 @@ class _Walk:
                 frozenset({node.name} & ranges.keys()) if isinstance(node, Symbol) else frozenset()
             )
             self.varies[id(node)] = own.union(*(self.varies[id(c)] for c in below))
-            self.reads[id(node)] = isinstance(node, Load) or any(self.reads[id(c)] for c in below)
+            is_read = isinstance(node, Load) and bool(self.varies[id(node)])
+            self.reads[id(node)] = is_read or any(self.reads[id(c)] for c in below)
 
     def run(self, root: Expr) -> Bounds:
         done: dict[int, Bounds | Unknown] = {}
@@ -311,13 +312,20 @@ class _Walk:
                     ends = (b.low, b.high) if left > 0 else (b.high, b.low)
                     return _pair(BinaryOp.MUL, (a.low, ends[0]), (a.low, ends[1]))
                 return _corners(a, b)
-            case BinaryOp.DIV | BinaryOp.FLOORDIV:
+            case BinaryOp.DIV:
                 if not sign:
                     return None
                 ends = (a.low, a.high) if sign > 0 else (a.high, a.low)
                 return _pair(node.op, (ends[0], b.low), (ends[1], b.low))
-            case BinaryOp.MOD:
-                return _modulo(a, b) if sign > 0 else None
+            case BinaryOp.FLOORDIV | BinaryOp.MOD:
+                # A divisor of 0 gives 0, which is between these ends as well.
+                divisor: Interval = self.known[id(node.right)]
+                if not b.is_point or divisor.low < 0 < divisor.high:
+                    return None
+                if node.op is BinaryOp.MOD:
+                    return _modulo(a, b) if divisor.low >= 0 else None
+                ends = (a.low, a.high) if divisor.low >= 0 else (a.high, a.low)
+                return _pair(node.op, (ends[0], b.low), (ends[1], b.low))
 
     def sign(self, e: Expr) -> int:
         """1 or -1 when a value is proved to be positive or negative, else 0."""

@@ -121,6 +121,7 @@ _ARITHMETIC: Final = {
     BinaryOp.MUL: _Precedence.PRODUCT,
     BinaryOp.DIV: _Precedence.PRODUCT,
 }
+_VARYING: Final = frozenset({"q", "qpos", "kv", "s"})
 _INTEGER_FUNCTIONS: Final = {BinaryOp.FLOORDIV: "ag_floordiv", BinaryOp.MOD: "ag_mod"}
 
 
@@ -148,13 +149,20 @@ class ExprPrinter:
     """Prints the expressions of one attention variant.
 
     `further` are expressions made from the variant's, such as tile classes, and `symbols` the
-    ranges of the symbols that only they mention.
+    ranges of the symbols that only they mention.  With `is_quick`, what is computed from a score
+    takes the quick forms of functions, and multiplies by the reciprocal of what does not vary.
     """
 
     def __init__(
-        self, attention: Attention, further: tuple[Expr, ...] = (), symbols: Ranges | None = None
+        self,
+        attention: Attention,
+        further: tuple[Expr, ...] = (),
+        symbols: Ranges | None = None,
+        *,
+        is_quick: bool = False,
     ) -> None:
         self._attention = attention
+        self._is_quick = is_quick
         roots = (*attention.expressions(), *further)
         known = {**compile_time_ranges(attention), **(symbols or {})}
         self._ranges = infer_ranges(roots, known, attention)
@@ -301,11 +309,19 @@ class ExprPrinter:
         if op in _INTEGER_FUNCTIONS:
             return Emitted(f"{_INTEGER_FUNCTIONS[op]}({left.text}, {right.text})", left.type)
         level = _ARITHMETIC[op]
+        if op is BinaryOp.DIV and self._is_quick and mentions_score(node):
+            if symbols(node.right) & _VARYING:
+                inverse = f"ag_reciprocal_approx({right.text})"
+            else:  # one division, before the loop over the keys
+                inverse = f"(1.0f / {right.at(_Precedence(level + 1))})"
+            return Emitted(f"{left.at(level)} * {inverse}", left.type, level)
         text = f"{left.at(level)} {op.value} {right.at(_Precedence(level + 1))}"
         return Emitted(text, left.type, level)
 
     def _call(self, node: Call, name: str, operands: list[Emitted]) -> Emitted:
         function = FUNCTIONS[name]
+        if self._is_quick and function.quick is not None and _is_of_a_score(node):
+            return Emitted(f"{function.quick}({operands[0].text})", CType.FLOAT)
         text = operands[0].text
         if function.signature.count[1] is None:  # min and max of many: nested calls of two
             for operand in operands[1:]:
@@ -386,6 +402,12 @@ def _unconditional(root: Expr) -> set[int]:
 def mentions_score(e: Expr) -> bool:
     """Whether an expression depends on `s`."""
     return bool(symbols(e, role=Role.SCORE))
+
+
+def _is_of_a_score(e: Expr) -> bool:
+    """Whether an expression depends on a pair's score, in a score line or in its weight."""
+    nodes = [node for node in postorder(e) if isinstance(node, Symbol)]
+    return any(n.role is Role.SCORE or (n.role is Role.ROW and n.name == "s") for n in nodes)
 
 
 def float_literal(value: float) -> str:

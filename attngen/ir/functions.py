@@ -44,7 +44,8 @@ class Function:
     maps intervals to an interval; `ulps` bounds the CUDA form's error in units in the last
     place of a float32 (CUDA C++ Programming Guide, "Mathematical Functions"); `cuda` names
     the device function; `derivative` gives one partial derivative per argument, None where
-    the function is piecewise constant.
+    the function is piecewise constant; `quick` names a device function of
+    `templates/common/mma.cuh` for scores of 16-bit elements, where there is one.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Function:
     cuda: str
     derivative: Callable[..., tuple[Expr, ...]] | None
     summary: str
+    quick: str | None = None
 
 
 def call(name: str, *arguments: Expr) -> Call:
@@ -223,13 +225,13 @@ _ALL: tuple[Function, ...] = (
     Function(
         "tanh", _ONE_FLOAT, np.tanh, _increasing(math.tanh, least=-1.0, most=1.0), 2, "ag_tanh",
         lambda x: (_sub(_number(1.0), _mul(call("tanh", x), call("tanh", x))),),
-        "hyperbolic tangent",
+        "hyperbolic tangent", "ag_tanh_quick",
     ),
     Function(
         "sigmoid", _ONE_FLOAT, _np_sigmoid, _increasing(_sigmoid, least=0.0, most=1.0), 4,
         "ag_sigmoid",
         lambda x: (_mul(call("sigmoid", x), _sub(_number(1.0), call("sigmoid", x))),),
-        "1 / (1 + exp(-x))",
+        "1 / (1 + exp(-x))", "ag_sigmoid_quick",
     ),
     Function(
         "floor", Signature((1, 1), FLOAT, INT), _np_floor, _floor_interval, 0, "ag_floor_to_int",

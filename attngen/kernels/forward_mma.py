@@ -227,7 +227,7 @@ class ForwardMma:
         attention, schedule = program.attention, program.schedule
         assert attention.dtype is not None
         tile, state = _tile(schedule), attention.row_state
-        printer = ExprPrinter(attention)
+        printer = ExprPrinter(attention, is_quick=True)
         names = {"m": "m", "l": "l", "acc": "1.0f", "sink": "sink", "s": "s"}
         width_qk, width_v = _widths(attention)
         shared = forward_context(
@@ -323,10 +323,12 @@ def _defaults(attention: Attention) -> tuple[_Tile, ...]:
 
 
 def _is_bare(attention: Attention) -> bool:
-    """Whether a pair's score is its product, behind at most a cheap mask."""
+    """Whether a pair's score is its product, behind at most a cheap mask, and rows in shared memory
+    have the simplest layout."""
     extras = (attention.sink, attention.length_q, attention.length_kv)
     has_extras = bool(attention.scores) or any(e is not None for e in extras)
-    return not has_extras and not _masks_ahead(attention)
+    is_simple = all(width % 64 == 0 or width <= 32 for width in _widths(attention))
+    return is_simple and not has_extras and not _masks_ahead(attention)
 
 
 def _completed(schedule: Schedule, tile: _Tile) -> Schedule:

@@ -126,6 +126,12 @@ def test_common_masks_are_classified_exactly(name: str) -> None:
         assert missed <= allowed, f"{name}: {missed}"
 
 
+def test_a_value_that_no_key_changes_is_no_summary() -> None:
+    """`plen[b]` is one number; a comparison with it needs no look at the keys."""
+    classes = classify_tiles(build("kv <= qpos or kv < plen[b]"))
+    assert classes.key_summaries == classes.row_summaries == ()
+
+
 # ---- random masks are sound ------------------------------------------------------------------
 
 _NUMBERS = ["w", "Skv", "b", "plen[b]", "-3", "0", "1", "7"]
@@ -135,9 +141,11 @@ _INTS = st.recursive(
     lambda inner: st.one_of(
         st.tuples(inner, st.sampled_from("+-"), inner).map(lambda t: f"({t[0]} {t[1]} {t[2]})"),
         st.tuples(inner, st.sampled_from(["2", "-3", "w"])).map(lambda t: f"({t[0]} * {t[1]})"),
-        st.tuples(inner, st.sampled_from(["//", "%"]), st.sampled_from(["3", "4", "-2", "w"])).map(
-            lambda t: f"({t[0]} {t[1]} {t[2]})"
-        ),
+        st.tuples(
+            inner,
+            st.sampled_from(["//", "%"]),
+            st.sampled_from(["3", "4", "-2", "w", "(Skv // 2)", "plen[b]"]),
+        ).map(lambda t: f"({t[0]} {t[1]} {t[2]})"),
         st.tuples(st.sampled_from(["min", "max"]), inner, inner).map(
             lambda t: f"{t[0]}({t[1]}, {t[2]})"
         ),

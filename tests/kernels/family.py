@@ -144,11 +144,11 @@ def every_mma_variant() -> list[Variant]:
 
 def join(rendered: Sequence[Rendered]) -> str:
     """One text of several kernels."""
-    device = rendered[0].source.split(END)[0]
+    device = rendered[0].source.split(END, 1)[0]
     parts = [device, END, "\n"]
     for one in rendered:
         name = one.program.attention.name
-        own = one.source.split(END)[1].partition("\n")[2]
+        own = one.source.split(END, 1)[1].partition("\n")[2]
         parts.append(f"namespace in_{name} {{\n{own}\n}}\n")
     return "".join(parts)
 

@@ -6,7 +6,9 @@ struct ScalarsArgs {
     ag_u32* bf16_pairs;  // (x, y)
     ag_u32* fp16_pairs;
     float* exp2;         // of x
+    float* reciprocal;   // of x
     float* tanh;         // of x
+    float* sigmoid;      // of x
     float* max;          // of x and y
     ag_u32* positive;    // the same for all 32 lanes: whose vote is above 0
     int* least;          // likewise
@@ -26,7 +28,9 @@ AG_KERNEL(kThreads, mma_scalars, ScalarsArgs) {
     ag_store(args.bf16_pairs + i, ag_pack<ag_bf16>(x, y));
     ag_store(args.fp16_pairs + i, ag_pack<ag_fp16>(x, y));
     ag_store(args.exp2 + i, ag_exp2_approx(x));
-    ag_store(args.tanh + i, ag_tanh_approx(x));
+    ag_store(args.reciprocal + i, ag_reciprocal_approx(x));
+    ag_store(args.tanh + i, ag_tanh_quick(x));
+    ag_store(args.sigmoid + i, ag_sigmoid_quick(x));
     ag_store(args.max + i, ag_max_number(x, y));
     ag_store(args.positive + i, ag_ballot(vote > 0));
     ag_store(args.least + i, ag_warp_min(vote));
