@@ -153,7 +153,7 @@ def make_problem(golden: Golden, rows: int, keys: int, seed: int = 0) -> Problem
     Dqk, Dv = golden.head_dim
     dtype = numpy_dtype(FLOATING[golden.dtype].name)
     q, k, v = (
-        rng.standard_normal(shape, dtype=np.float32).astype(dtype)
+        _laid_out(rng.standard_normal(shape, dtype=np.float32).astype(dtype), golden.is_aligned)
         for shape in ((batch, Hq, rows, Dqk), (batch, Hkv, keys, Dqk), (batch, Hkv, keys, Dv))
     )
     sizes = {"B": batch, "Hq": Hq, "Hkv": Hkv, "Sq": rows, "Skv": keys, "Dqk": Dqk, "Dv": Dv}
@@ -163,6 +163,15 @@ def make_problem(golden: Golden, rows: int, keys: int, seed: int = 0) -> Problem
     if golden.example == "ragged_prefill":  # a sequence without rows, and one without keys
         named["q_length"][0] = named["kv_length"][1] = 0
     return Problem(q, k, v, {**named, **params})
+
+
+def _laid_out(x: np.ndarray, is_aligned: bool) -> np.ndarray:
+    """The same numbers, or as a part of wider rows that begins in the middle of 16 bytes."""
+    if is_aligned:
+        return x
+    wide = np.full((*x.shape[:-1], x.shape[-1] + 3), np.nan, x.dtype)
+    wide[..., 1:-2] = x
+    return wide[..., 1:-2]
 
 
 def _param_value(param: Any) -> Any:

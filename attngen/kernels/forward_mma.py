@@ -141,7 +141,7 @@ class ForwardMma:
 
     def _fits(self, attention: Attention, schedule: Schedule, target: Target) -> bool:
         shared = total_bytes(self.shared_arrays(attention, schedule))
-        registers = _registers(attention, _tile(schedule))
+        registers = _registers(attention, _tile(schedule)) + target.registers_kept
         return shared <= target.shared_bytes_per_block and registers <= target.registers_per_thread
 
     def _leaves_room(self, attention: Attention, schedule: Schedule, target: Target) -> bool:
@@ -249,7 +249,7 @@ class ForwardMma:
             width_v=width_v,
             key_bytes=tile.kv * _pitch(width_qk),
             value_bytes=tile.kv * _pitch(width_v),
-            query_in_registers=_query_in_registers(attention, tile),
+            query_in_registers=_query_in_registers(attention, tile, target),
             is_aligned=is_aligned,
             folds_scale=_folds_scale(attention),
             masks_ahead=_masks_ahead(attention),
@@ -311,15 +311,16 @@ def _defaults(attention: Attention) -> tuple[_Tile, ...]:
     32 rows a warp read keys and values from shared memory half as often as 16, but leave
     registers for nothing else.
     """
-    largest = max(_widths(attention))
+    largest, is_bare = max(_widths(attention)), _is_bare(attention)
     if largest > 128:
         smaller = (_Tile(128, 32, 8, 2), _Tile(64, 32, 4, 1))
-        return (_Tile(128, 64, 8, 2), *smaller) if _is_bare(attention) else smaller
-    if not _is_bare(attention):
-        return (_Tile(64, 64, 4, 2), _Tile(64, 48, 4, 1))
+        return (_Tile(128, 64, 8, 2), *smaller) if is_bare else smaller
     if largest <= 64:
-        return (_Tile(128, 64, 4, 2), _Tile(64, 64, 4, 2))
-    return (_Tile(128, 48, 4, 2), _Tile(128, 48, 4, 1), _Tile(64, 48, 4, 1))
+        return (_Tile(128, 64, 4, 2), _Tile(64, 64, 4, 2)) if is_bare else (_Tile(64, 64, 4, 2),)
+    smaller = (_Tile(64, 48, 4, 2), _Tile(64, 48, 4, 1))
+    if is_bare:
+        return (_Tile(128, 48, 4, 2), _Tile(128, 48, 4, 1), *smaller)
+    return smaller if _masks_ahead(attention) else (_Tile(64, 64, 4, 2), *smaller)
 
 
 def _is_bare(attention: Attention) -> bool:
@@ -327,7 +328,8 @@ def _is_bare(attention: Attention) -> bool:
     have the simplest layout."""
     extras = (attention.sink, attention.length_q, attention.length_kv)
     has_extras = bool(attention.scores) or any(e is not None for e in extras)
-    is_simple = all(width % 64 == 0 or width <= 32 for width in _widths(attention))
+    qk, v = _widths(attention)
+    is_simple = qk == v and (qk % 64 == 0 or qk <= 32)
     return is_simple and not has_extras and not _masks_ahead(attention)
 
 
@@ -369,6 +371,9 @@ def _pitch(width: int) -> int:
 _CHEAP_MASK: Final = 9
 """Nodes of a window: two comparisons of a difference."""
 
+_MARGIN: Final = 31
+"""Registers to be left when the query stays in registers."""
+
 _OTHER_REGISTERS: Final = 60
 """Operands of the products on their way, row state, addresses and counters."""
 
@@ -380,11 +385,12 @@ def _registers(attention: Attention, tile: _Tile) -> int:
     return rows * (tile.kv + width_v) // 32 + _OTHER_REGISTERS
 
 
-def _query_in_registers(attention: Attention, tile: _Tile) -> bool:
+def _query_in_registers(attention: Attention, tile: _Tile, target: Target) -> bool:
     """Whether the query stays in registers, too, and is read from shared memory once."""
     width_qk, _ = _widths(attention)
     rows = tile.q // tile.warps
-    return _registers(attention, tile) + rows * width_qk // 64 <= 224
+    registers = _registers(attention, tile) + rows * width_qk // 64 + target.registers_kept
+    return registers <= target.registers_per_thread - _MARGIN
 
 
 def _folds_scale(attention: Attention) -> bool:

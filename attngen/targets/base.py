@@ -60,6 +60,7 @@ class Target:
     registers_per_sm: int = 64 * KIB  # Guide
     registers_per_block: int = 64 * KIB  # Guide
     registers_per_thread: int = 255  # Guide
+    registers_kept: int = 0  # of them, for the compiler: measured, where it spills otherwise
     max_threads_per_block: int = 1024  # Guide
     threads_per_warp: int = 32  # Guide
     barriers_per_block: int = 16  # PTX, bar/barrier: numbers 0 to 15

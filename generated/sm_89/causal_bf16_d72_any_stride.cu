@@ -3,7 +3,7 @@
 //   template  forward_mma.cu.j2 44e9cbb604be
 //   spec      ed5b27669b450c48
 //   target    sm_89
-//   schedule  loop q, kv; passes fused; normalize last; tile q = 64, kv = 48; stages 1; warps 4
+//   schedule  loop q, kv; passes fused; normalize last; tile q = 64, kv = 48; stages 2; warps 4
 //
 //   attention causal_attention {
 //       dtype     bf16
@@ -261,9 +261,9 @@ typedef ag_bf16 Element;            // of q, k, v and o
 
 // Byte offsets of the arrays in shared memory.
 constexpr int kQueryAt = 0;      // [kTileQ][kWidthQk], and the output at the end
-constexpr int kKeyAt = 10240;      // [kTileKv][kWidthQk]
-constexpr int kValueAt = 17920;      // [kTileKv][kWidthV]
-constexpr int kHeadsAt = 25600;      // addresses of the head's keys and values
+constexpr int kKeyAt = 10240;      // [2][kTileKv][kWidthQk]
+constexpr int kValueAt = 25600;      // [2][kTileKv][kWidthV]
+constexpr int kHeadsAt = 40960;      // addresses of the head's keys and values
 constexpr int kKeyBytes = 7680;  // of one stage
 constexpr int kValueBytes = 7680;
 
@@ -454,6 +454,23 @@ AG_DEVICE CopyValue copy_value(const Args& args, const Element* head, ag_u32 val
     return CopyValue(value, head, args.v_stride_s, args.v_stride_d, kv0 - args.kv_begin, kv_end - args.kv_begin);
 }
 
+// The key and the value of the next tile.
+struct Upcoming {
+    CopyKey key;
+    CopyValue value;
+
+    // What is due in part `part` of `parts`.
+    AG_DEVICE void copy(int part, int parts) const {
+        constexpr int kTimes = CopyKey::kTimes > CopyValue::kTimes ? CopyKey::kTimes : CopyValue::kTimes;
+#pragma unroll
+        for (int i = 0; i < kTimes; ++i) {
+            if (i * parts / kTimes != part) continue;
+            if (i < CopyKey::kTimes) key.step(i);
+            if (i < CopyValue::kTimes) value.step(i);
+        }
+    }
+};
+
 // ---- place: a block -> its head and rows ------------------------------------------------------
 
 // The head and the first row of a block.  Heads come in sections whose keys and values stay in the
@@ -589,7 +606,10 @@ AG_DEVICE void init_state(State& state) {
 }
 
 // ---- scores: query, key -> s = q.k, not scaled yet -----------------------------------------------
-AG_DEVICE void scores(const Query& query, const Pieces<kWidthQk>& key, Scores& s) {
+
+// The copies of the next tile go in between: all at once they would hold up the loads from shared
+// memory behind them.
+AG_DEVICE void scores(const Query& query, const Pieces<kWidthQk>& key, const Upcoming& upcoming, Scores& s) {
 #pragma unroll
     for (int i = 0; i < kSlabs; ++i)
 #pragma unroll
@@ -598,6 +618,7 @@ AG_DEVICE void scores(const Query& query, const Pieces<kWidthQk>& key, Scores& s
     for (int step = 0; step < kWidthQk / 16; ++step) {
 #pragma unroll
         for (int j = 0; j < kTileKv / 16; ++j) {
+            if (j == kTileKv / 32) upcoming.copy(step, kWidthQk / 16);
             ag_u32 second[4];
             ag_load_matrices(second, key.at(j, step));
 #pragma unroll
@@ -836,6 +857,7 @@ AG_KERNEL(kThreads, causal_attention_forward, Args) {
 
     copy_query(args, at, shared, q0, last_row(args, at, q0) + 1).all();
     if (has_next) copy_key(args, key_head, shared + kKeyAt, next.first, tiles.end).all();
+    if (has_next) copy_value(args, value_head, shared + kValueAt, next.first, tiles.end).all();
     ag_copy_commit();
 
     State state;
@@ -846,7 +868,7 @@ AG_KERNEL(kThreads, causal_attention_forward, Args) {
     Query query;
     read_query(query_pieces, query);
 
-    const ag_u32 key = shared + kKeyAt, value = shared + kValueAt;
+    int odd = 0;  // the two stages take turns
     while (has_next) {
         tile = next;
         has_next = next_tile(args, at, tiles, next);
@@ -854,12 +876,17 @@ AG_KERNEL(kThreads, causal_attention_forward, Args) {
         ag_sync();  // the tile has arrived, and nobody reads the one before it any more
 
         Scores s;
-        copy_value(args, (const Element*)(ag_i64)heads[1], value, tile.first, tiles.end).all();
-        ag_copy_commit();
-        if (tile.kinds & kSeen) scores(query, second_operand<kWidthQk>(key), s);
-        ag_copy_wait<0>();
-        ag_sync();  // the value has arrived, and nobody reads the key any more
-        if (has_next) copy_key(args, (const Element*)(ag_i64)heads[0], key, next.first, tiles.end).all();
+        const ag_u32 key = shared + kKeyAt + (odd ? kKeyBytes : 0), value = shared + kValueAt + (odd ? kValueBytes : 0);
+        const ag_u32 next_key = shared + kKeyAt + (odd ? 0 : kKeyBytes), next_value = shared + kValueAt + (odd ? 0 : kValueBytes);
+        odd ^= 1;
+        const int end = has_next ? tiles.end : next.first;  // behind the last tile zeros are copied, which nobody reads
+        const Upcoming upcoming = {copy_key(args, (const Element*)(ag_i64)heads[0], next_key, next.first, end),
+                                   copy_value(args, (const Element*)(ag_i64)heads[1], next_value, next.first, end)};
+        if (tile.kinds & kSeen) {
+            scores(query, second_operand<kWidthQk>(key), upcoming, s);
+        } else {
+            upcoming.copy(0, 1);
+        }
         ag_copy_commit();
         if (!(tile.kinds & kClean)) clear_dead_values(args, at, value, tile.first, tiles.end);
         if (!(tile.kinds & kSeen)) continue;

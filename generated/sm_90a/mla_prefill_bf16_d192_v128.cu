@@ -3,7 +3,7 @@
 //   template  forward_mma.cu.j2 44e9cbb604be
 //   spec      5408cc925e12fa98
 //   target    sm_90a
-//   schedule  loop q, kv; passes fused; normalize last; tile q = 128, kv = 64; stages 2; warps 8
+//   schedule  loop q, kv; passes fused; normalize last; tile q = 128, kv = 32; stages 2; warps 8
 //
 //   attention mla_prefill {
 //       dtype     bf16
@@ -239,7 +239,7 @@ AG_DEVICE float ag_sigmoid_quick(float x) { return ag_reciprocal_approx(1.0f + a
 // ---- sizes --------------------------------------------------------------------------------
 
 constexpr int kTileQ = 128;      // query rows of one block
-constexpr int kTileKv = 64;      // keys of one step
+constexpr int kTileKv = 32;      // keys of one step
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kHeadDimQk = 192;
@@ -264,10 +264,10 @@ typedef ag_bf16 Element;            // of q, k, v and o
 // Byte offsets of the arrays in shared memory.
 constexpr int kQueryAt = 0;      // [kTileQ][kWidthQk], and the output at the end
 constexpr int kKeyAt = 51200;      // [2][kTileKv][kWidthQk]
-constexpr int kValueAt = 102400;      // [2][kTileKv][kWidthV]
-constexpr int kHeadsAt = 137216;      // addresses of the head's keys and values
-constexpr int kKeyBytes = 25600;  // of one stage
-constexpr int kValueBytes = 17408;
+constexpr int kValueAt = 76800;      // [2][kTileKv][kWidthV]
+constexpr int kHeadsAt = 94208;      // addresses of the head's keys and values
+constexpr int kKeyBytes = 12800;  // of one stage
+constexpr int kValueBytes = 8704;
 
 // ---- arguments, and what the attention block says -------------------------------------------
 
