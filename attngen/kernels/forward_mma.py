@@ -313,7 +313,7 @@ def _defaults(attention: Attention) -> tuple[_Tile, ...]:
     """
     largest, is_bare = max(_widths(attention)), _is_bare(attention)
     if largest > 128:
-        smaller = (_Tile(128, 32, 8, 2), _Tile(64, 32, 4, 1))
+        smaller = (_Tile(128, 32, 8, 2), _Tile(64, 32, 4, 1), _Tile(64, 16, 4, 1))
         return (_Tile(128, 64, 8, 2), *smaller) if is_bare else smaller
     if largest <= 64:
         return (_Tile(128, 64, 4, 2), _Tile(64, 64, 4, 2)) if is_bare else (_Tile(64, 64, 4, 2),)
