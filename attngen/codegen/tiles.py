@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import final
 
+from attngen.analysis.key_ranges import Range, derive_key_ranges
 from attngen.analysis.ranges import INT32, LONGEST
 from attngen.analysis.tile_classes import classify_tiles, key_may_attend
-from attngen.codegen.expr import Body, ExprPrinter
+from attngen.codegen.expr import Body, ExprPrinter, Variable
 from attngen.ir.attention import Attention
-from attngen.ir.expr import Const, Expr, expr_type
+from attngen.ir.expr import Const, Expr, Let, Symbol, expr_type
 from attngen.ir.interval import Interval
+from attngen.ir.traverse import rewrite
 from attngen.ir.types import ScalarType
 from attngen.passes.fold_constants import fold_expr
 from attngen.passes.name_shared import name_shared_nodes
@@ -34,14 +36,25 @@ class SummaryFormula:
 
 @final
 @record
+class RangeFormulas:
+    """The keys that the rows of a tile may attend to: ascending, disjoint (begin, end)."""
+
+    variables: tuple[Variable, ...]
+    ends: tuple[tuple[str, str], ...]
+
+
+@final
+@record
 class TileFormulas:
     """What a kernel asks of a tile; None where the answer is always yes.
 
+    ranges          keys that the rows may attend to
     may             some pair of the tile may attend
     all             every pair of the tile attends; `never` instead when that cannot be proved
     key_may         some row of the sequence may see this key
     """
 
+    ranges: RangeFormulas | None
     may: Body | None
     all: Body | None
     is_never_full: bool
@@ -54,15 +67,21 @@ def tile_formulas(attention: Attention) -> TileFormulas:
     """The classes of a variant's tiles, ready to be placed into a template."""
     classes = classify_tiles(attention)
     alive = key_may_attend(attention)
-    roots = tuple(fold_expr(e) for e in (classes.may, classes.all, alive or Const(True)))
-    may, everywhere, alive = name_shared_nodes(roots)
+    # A let at a tile's first row and the same at its last one have one name: they lose it.
+    ends = [
+        rewrite(end, lambda e: e.value if isinstance(e, Let) else e)
+        for each in _ranges(attention)
+        for end in (each.begin, each.end)
+    ]
+    questions = (classes.may, classes.all, alive or Const(True), *ends)
+    may, everywhere, alive, *ends = name_shared_nodes(tuple(fold_expr(e) for e in questions))
     summaries = (*classes.row_summaries, *classes.key_summaries)
     values = tuple(s.value for s in summaries)
     position = Interval(-LONGEST, LONGEST)
     ranges = dict.fromkeys(("qpos_first", "qpos_last"), position)
     ranges |= {n: Interval(0, LONGEST - 1) for n in ("q_first", "q_last", "kv_first", "kv_last")}
     ranges |= {f"{s.name}_{end}": INT32 for s in summaries for end in ("low", "high")}
-    printer = ExprPrinter(attention, (may, everywhere, alive, *values), ranges)
+    printer = ExprPrinter(attention, (may, everywhere, alive, *ends, *values), ranges)
 
     def body(e: Expr) -> Body | None:
         return None if isinstance(e, Const) and e.value is True else printer.print(e, is_eager=True)
@@ -75,6 +94,7 @@ def tile_formulas(attention: Attention) -> TileFormulas:
         )
 
     return TileFormulas(
+        ranges=_range_formulas([printer.print(end, is_eager=True) for end in ends]),
         may=body(may),
         all=body(everywhere),
         is_never_full=isinstance(everywhere, Const) and everywhere.value is False,
@@ -82,6 +102,27 @@ def tile_formulas(attention: Attention) -> TileFormulas:
         key_summaries=formulas("key"),
         key_may=body(alive),
     )
+
+
+def _range_formulas(ends: list[Body]) -> RangeFormulas | None:
+    """From the text of each begin and end; what several of them compute first is there once."""
+    if not ends:
+        return None
+    variables = {v.name: v for body in ends for v in body.variables}
+    texts = [body.text for body in ends]
+    return RangeFormulas(
+        tuple(variables.values()), tuple(zip(texts[::2], texts[1::2], strict=True))
+    )
+
+
+def _ranges(attention: Attention) -> tuple[Range, ...]:
+    """Those of a query tile; () where they say no more than [0, Skv)."""
+    ranges = derive_key_ranges(attention).ranges
+    match ranges:
+        case (Range(Const(0), Symbol("Skv")),):
+            return ()
+        case _:
+            return ranges
 
 
 def _ends(value: Expr) -> tuple[str, str]:

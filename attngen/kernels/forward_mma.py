@@ -312,6 +312,7 @@ def _defaults(attention: Attention) -> tuple[_Tile, ...]:
     registers for nothing else.
     """
     largest, is_bare = max(_widths(attention)), _is_bare(attention)
+    smaller: tuple[_Tile, ...]
     if largest > 128:
         smaller = (_Tile(128, 32, 8, 2), _Tile(64, 32, 4, 1), _Tile(64, 16, 4, 1))
         return (_Tile(128, 64, 8, 2), *smaller) if is_bare else smaller
