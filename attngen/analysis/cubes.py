@@ -223,9 +223,12 @@ class CubeBuilder:
         for atom in involved:
             if (cases := self._split(form, atom, depth - 1)) is not None:
                 return cases
-        if len(involved) > 1:
-            return [(Rest(form),)]
-        return self._isolate(form, involved[0], depth - 1)
+        if len(involved) == 1:
+            return self._isolate(form, involved[0], depth - 1)
+        for atom in involved:
+            if not _is_affine(node := self.atoms.node(atom)):
+                return self._unknown(_reason(node), self._source)
+        return [(Rest(form),)]
 
     def _along(self, form: Linear) -> tuple[int, ...]:
         """The atoms to solve for: those along the target axis, else those along the other."""
@@ -366,6 +369,14 @@ def floor_divide(atoms: Atoms, form: Linear, divisor: int) -> Linear:
         return Linear(form.constant // divisor, whole)
     quotient = Binary(BinaryOp.FLOORDIV, atoms.expr(rest), Const(divisor))
     return Linear(0, whole) + atoms.linear(quotient)
+
+
+def _is_affine(node: Expr) -> bool:
+    match node:
+        case Symbol() | Binary(BinaryOp.FLOORDIV | BinaryOp.MOD, _, Const()):
+            return True
+        case _:
+            return False
 
 
 def _reason(node: Expr) -> _Reason:

@@ -23,10 +23,10 @@ from attngen.analysis.linear import Atoms, Linear
 from attngen.ir.expr import Binary, BinaryOp, Const, Role, Symbol
 from attngen.record import record
 
-__all__ = ["MOST_OPERATIONS", "SetLimit", "limits_of_cube"]
+__all__ = ["MOST_OPERATIONS", "IntegerSets", "SetLimit"]
 
-MOST_OPERATIONS: Final = 20_000
-"""What isl may do for one cube; see `tests/analysis/test_integer_sets.py`."""
+MOST_OPERATIONS: Final = 100_000
+"""What isl may do for one mask: 10 ms, as it does about ten operations in a microsecond."""
 _DEEPEST: Final = 8
 """How deep quotients may stand in one another."""
 
@@ -40,27 +40,40 @@ class SetLimit:
     value: Linear
 
 
-def limits_of_cube(
-    atoms: Atoms, cube: Cube, target: str, most_operations: int = MOST_OPERATIONS
-) -> list[SetLimit] | None:
-    """What all comparisons of a cube together say of the target axis over a tile of the other.
+@final
+class IntegerSets:
+    """isl, with one budget for all cubes of a mask."""
 
-    None when isl gave up.  Comparisons that are not affine are left out.
-    """
-    import islpy as isl
+    def __init__(self, atoms: Atoms, target: str, most_operations: int = MOST_OPERATIONS) -> None:
+        self.atoms = atoms
+        self.target = target
+        self.most_operations = most_operations
+        self.gave_up = False
+        self._context: Any = None
 
-    text = _Writer(atoms, target)
-    described = text.describe([lit.form for lit in cube if isinstance(lit, Limit | Rest)])
-    context = isl.Context()
-    context.set_max_operations(most_operations)
-    try:
-        pairs = isl.Set.read_from_str(context, described)
-        hull = pairs.project_out(isl.dim_type.set, 0, 1).simple_hull().remove_divs()
-        if hull.is_empty():
-            return [SetLimit(True, Linear(-1))]
-        return [found for c in hull.get_constraints() for found in text.limits(c)]
-    except isl.Error:
-        return None
+    def limits(self, cube: Cube) -> list[SetLimit]:
+        """What all comparisons of a cube together say of the target axis, over a tile of the other.
+
+        Nothing once isl has given up.  Comparisons that are not affine are left out.
+        """
+        if self.gave_up:
+            return []
+        import islpy as isl
+
+        if self._context is None:
+            self._context = isl.Context()
+            self._context.set_max_operations(self.most_operations)
+        text = _Writer(self.atoms, self.target)
+        described = text.describe([lit.form for lit in cube if isinstance(lit, Limit | Rest)])
+        try:
+            pairs = isl.Set.read_from_str(self._context, described)
+            hull = pairs.project_out(isl.dim_type.set, 0, 1).simple_hull().remove_divs()
+            if hull.is_empty():
+                return [SetLimit(True, Linear(-1))]
+            return [found for c in hull.get_constraints() for found in text.limits(c)]
+        except isl.Error:
+            self.gave_up = True
+            return []
 
 
 class _Writer:

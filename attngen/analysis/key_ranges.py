@@ -23,7 +23,7 @@ import math
 from typing import Final, TypeAlias, final
 
 from attngen.analysis.cubes import AXES, Condition, Cube, CubeBuilder, Limit, Rest
-from attngen.analysis.integer_sets import SetLimit, limits_of_cube
+from attngen.analysis.integer_sets import IntegerSets, SetLimit
 from attngen.analysis.linear import Atoms, Linear
 from attngen.ir import interval
 from attngen.ir.attention import Attention
@@ -126,6 +126,8 @@ def _derive(attention: Attention, target: str) -> tuple[tuple[Range, ...], tuple
 Direction: TypeAlias = int | None
 """How a value moves along an axis: 1 rises, -1 falls, 0 stays, None not known."""
 _DEEPEST: Final = 20
+_FAR: Final = 2**30
+"""No sequence is expected to be longer than this, so a limit beyond it says nothing."""
 
 
 @final
@@ -148,6 +150,7 @@ class _Tile:
         self.length = Symbol(f"S{target}", Role.SIZE, ScalarType.INT)
         self.first = atoms.symbol(f"{self.other}_first", Role.TILE)
         self.last = atoms.symbol(f"{self.other}_last", Role.TILE)
+        self.sets = IntegerSets(atoms, target)
         self.notes: list[str] = []
 
     def project(self, cube: Cube) -> _Piece | None:
@@ -160,10 +163,10 @@ class _Tile:
         for limit in limits:
             if limit.axis == self.target:
                 found = self._extremes(limit.value, limit.is_upper, lows, highs)
-                kept = [f for f in found if self.atoms.fits(f.plus(1))]
-                (ends if limit.is_upper else begins).extend(f.plus(limit.is_upper) for f in kept)
+                kept = [f.plus(limit.is_upper) for f in found if self._is_of_use(f)]
+                (ends if limit.is_upper else begins).extend(kept)
         for joint in self._joint_limits(cube, limits):
-            if self.atoms.fits(joint.value.plus(1)):
+            if self._is_of_use(joint.value):
                 (ends if joint.is_upper else begins).append(joint.value.plus(joint.is_upper))
         begin, end = self._largest(begins), self._smallest(ends)
         if self.atoms.never_exceeds(end, begin):
@@ -171,6 +174,10 @@ class _Tile:
         conditions = [lit.value for lit in cube if isinstance(lit, Condition)]
         conditions += self._has_row(lows, highs, begins, ends)
         return _Piece(begin, end, _conjunction(conditions))
+
+    def _is_of_use(self, value: Linear) -> bool:
+        """Whether a limit can be computed, and is not farther away than any length."""
+        return abs(value.constant) < _FAR and self.atoms.fits(value.plus(1))
 
     def _has_row(
         self, lows: list[Linear], highs: list[Linear], begins: list[Linear], ends: list[Linear]
@@ -206,22 +213,42 @@ class _Tile:
         if direction is not None:
             points = highs if (direction > 0) is is_upper else lows
             return [self.atoms.at(value, {self.other: point}) for point in points]
-        total = value
-        for atom in self.atoms.mentioning(value, AXES[self.other]):
+        bound = self._bound(value, is_upper, _DEEPEST)
+        return [] if bound is None else [bound]
+
+    def _bound(self, form: Linear, is_upper: bool, depth: int) -> Linear | None:
+        """One bound of a form over the tile, each of its terms by itself; None: not known."""
+        total = form
+        for atom in self.atoms.mentioning(form, AXES[self.other]):
             coefficient, rest = total.split_off(atom)
-            rises = self._direction(Linear(0, ((atom, 1),)), _DEEPEST)
-            wants_most = is_upper is (coefficient > 0)
-            if rises is None:
-                known = self.atoms.interval(atom)
-                end = known.high if wants_most else known.low
-                if not known.within(-(2**62), 2**62):
-                    return []
-                extreme = Linear(int(end))
-            else:
-                point = self.last if (rises > 0) is wants_most else self.first
-                extreme = self.atoms.at(Linear(0, ((atom, 1),)), {self.other: point})
-            total = rest + extreme.times(coefficient)
-        return [total]
+            bound = self._bound_of_atom(atom, is_upper is (coefficient > 0), depth)
+            if bound is None:
+                return None
+            total = rest + bound.times(coefficient)
+        return total if self.atoms.fits(total) else None
+
+    def _bound_of_atom(self, atom: int, is_upper: bool, depth: int) -> Linear | None:
+        def below(e: Expr, is_upper: bool) -> Expr | None:
+            bound = self._bound(self.atoms.linear(e), is_upper, depth - 1) if depth else None
+            return None if bound is None else self.atoms.expr(bound)
+
+        match self.atoms.node(atom):
+            case Symbol():
+                return self.last if is_upper else self.first
+            case Binary(BinaryOp.MOD, _, by) if self._sign(by) > 0:
+                return self.atoms.linear(by).plus(-1) if is_upper else Linear(0)
+            case Binary(BinaryOp.FLOORDIV | BinaryOp.MUL as op, x, by) if sign := self._sign(by):
+                end = below(x, is_upper is (sign > 0))
+                return None if end is None else self.atoms.linear(Binary(op, end, by))
+            case Call("min" | "max" | "clamp" as function, arguments):
+                ends = [end for x in arguments if (end := below(x, is_upper)) is not None]
+                known = len(ends) == len(arguments)
+                return self.atoms.linear(call(function, *ends)) if known else None
+            case node:
+                interval = self.atoms.interval(atom)
+                if not interval.within(-_FAR, _FAR) or expr_type(node) is not ScalarType.INT:
+                    return None
+                return Linear(int(interval.high if is_upper else interval.low))
 
     def _direction(self, form: Linear, depth: int) -> Direction:
         """How a form moves along the other axis."""
@@ -271,12 +298,12 @@ class _Tile:
         for limit in limits:
             if limit.axis == self.target:
                 sides[limit.is_upper].add(self._direction(limit.value, _DEEPEST))
-        if not is_unsolved and not any(None in side or {1, -1} <= side for side in sides):
+        if not is_unsolved and not any({1, -1} <= side for side in sides):
             return []
-        found = limits_of_cube(self.atoms, cube, self.target)
-        if found is None and _GAVE_UP not in self.notes:
+        found = self.sets.limits(cube)
+        if self.sets.gave_up and _GAVE_UP not in self.notes:
             self.notes.append(_GAVE_UP)
-        return found or []
+        return found
 
 
 _GAVE_UP: Final = (

@@ -390,6 +390,8 @@ def _binary(op: BinaryOp, a: Linear, b: Linear) -> Linear | None:
             return Linear(0)  # by 0 too
         case BinaryOp.FLOORDIV if b == Linear(1):
             return a
+        case BinaryOp.MOD if b == Linear(1):
+            return Linear(0)
         case BinaryOp.FLOORDIV if not a.coefficients and not b.coefficients and b.constant:
             return Linear(a.constant // b.constant)
         case BinaryOp.MOD if not a.coefficients and not b.coefficients and b.constant:
