@@ -37,7 +37,6 @@ from attngen.ir.expr import (
     Not,
     Select,
     Symbol,
-    expr_type,
 )
 from attngen.ir.functions import call
 from attngen.ir.printer import print_expr
@@ -52,8 +51,8 @@ AXES: Final = {"q": frozenset({"q", "qpos"}), "kv": frozenset({"kv"})}
 
 _MOST_CUBES: Final = 16
 _MOST_LITERALS: Final = 32
-_MOST_STEPS: Final = 1000
-"""Comparisons, cases included, that are solved for one mask."""
+_MOST_STEPS: Final = 500
+"""Parts of a mask, cases of comparisons included, that are looked at."""
 _DEEPEST: Final = 40
 """How deep operations may stand in one another."""
 _FAR: Final = 2**48
@@ -121,6 +120,7 @@ class CubeBuilder:
         self.target = target
         self.other = "q" if target == "kv" else "kv"
         self.notes: list[str] = []
+        self.is_too_large = False
         self._steps = 0
         self._source: Expr = Const(True)
 
@@ -133,7 +133,8 @@ class CubeBuilder:
                 return self.build(value, wanted, depth)
         if not self._varies(e):
             return [(Condition(e if wanted else Not(e)),)]
-        if not depth:
+        self._steps += 1
+        if not depth or self._steps > _MOST_STEPS:
             return self._unknown(_Reason.LARGE, e)
         below = depth - 1
         match e:
@@ -175,7 +176,7 @@ class CubeBuilder:
 
     def _compare(self, e: Expr, op: CompareOp, left: Expr, right: Expr, depth: int) -> Cubes:
         self._source = e
-        match expr_type(left):
+        match self.atoms.type_of(left):
             case ScalarType.FLOAT:
                 return self._unknown(_Reason.FLOAT, e)
             case ScalarType.BOOL:
@@ -343,6 +344,9 @@ class CubeBuilder:
 
     def _unknown(self, reason: _Reason, e: Expr) -> Cubes:
         """Nothing is known of a part, and why."""
+        if reason is _Reason.LARGE and self.is_too_large:
+            return _TRUE
+        self.is_too_large |= reason is _Reason.LARGE
         text = print_expr(e).rsplit("\n", 1)[-1]
         shown = text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 1] + "…"
         note = f"`{shown}` {reason.value}"

@@ -42,7 +42,6 @@ from attngen.ir.expr import (
     Role,
     Select,
     Symbol,
-    expr_type,
 )
 from attngen.ir.functions import call
 from attngen.ir.interval import Interval
@@ -246,7 +245,10 @@ class _Tile:
                 return self.atoms.linear(call(function, *ends)) if known else None
             case node:
                 interval = self.atoms.interval(atom)
-                if not interval.within(-_FAR, _FAR) or expr_type(node) is not ScalarType.INT:
+                if (
+                    not interval.within(-_FAR, _FAR)
+                    or self.atoms.type_of(node) is not ScalarType.INT
+                ):
                     return None
                 return Linear(int(interval.high if is_upper else interval.low))
 
@@ -456,10 +458,16 @@ class _Union:
 # ---- empty rows ----------------------------------------------------------------------------
 
 
+_LARGEST_MASK: Final = 2000
+"""A mask of more nodes is not looked at for rows without a key."""
+
+
 def _may_have_empty_row(attention: Attention) -> bool:
     """Whether no key was found that every row attends to; looks at a few keys of each row."""
     if attention.mask is None:
         return False
+    if sum(1 for _ in postorder(attention.mask)) > _LARGEST_MASK:
+        return True
     atoms = Atoms(attention)
     row = atoms.symbol("q_first", Role.TILE)
     position = row + atoms.symbol("Skv") - atoms.symbol("Sq")
@@ -473,7 +481,7 @@ def _always_holds(atoms: Atoms, mask: Expr) -> bool:
     """Proof that a truth value over one row holds, for `Sq <= Skv`."""
     known: dict[int, bool | None] = {}
     for node in postorder(mask):
-        if expr_type(node) is ScalarType.BOOL:
+        if atoms.type_of(node) is ScalarType.BOOL:
             known[id(node)] = _truth(atoms, node, [known.get(id(c)) for c in children(node)])
     return known[id(mask)] is True
 
@@ -505,7 +513,7 @@ def _truth(atoms: Atoms, node: Expr, operands: list[bool | None]) -> bool | None
 
 def _order(atoms: Atoms, op: CompareOp, left: Expr, right: Expr) -> bool | None:
     """A comparison of integers, where it is known, or of equal truth values."""
-    match expr_type(left):
+    match atoms.type_of(left):
         case ScalarType.FLOAT:
             return None
         case ScalarType.BOOL:

@@ -14,7 +14,7 @@ J. Stolfi, 2004.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final, final
 
 from attngen.analysis.ranges import INT64, LONGEST, compile_time_ranges, infer_ranges
@@ -36,7 +36,7 @@ from attngen.ir.expr import (
 )
 from attngen.ir.functions import call
 from attngen.ir.interval import Interval, Number
-from attngen.ir.traverse import children, postorder, substitute
+from attngen.ir.traverse import children, rebuild, substitute
 from attngen.ir.types import ScalarType
 from attngen.record import record
 
@@ -106,6 +106,9 @@ class Atoms:
         self._numbers: dict[tuple[object, ...], int] = {}
         self._seen: dict[int, tuple[Expr, int]] = {}  # by identity; holds the node, so ids last
         self._nodes: list[Expr] = []
+        self._operands: list[tuple[int, ...]] = []
+        self._stand_ins: list[Expr] = []  # a symbol of the same type in place of each node
+        self._shallow: list[Expr] = []  # each node with such operands
         self._names: list[frozenset[str]] = []
         self._forms: dict[int, Linear] = {}
         self._intervals: dict[int, Interval] = {}
@@ -115,13 +118,15 @@ class Atoms:
 
     def number(self, e: Expr) -> int:
         """The number of a node; equal numbers mean the same."""
-        found = self._seen.get(id(e))
-        if found is None:
-            for node in postorder(e):
-                if id(node) not in self._seen:
-                    self._seen[id(node)] = (node, self._number_one(node))
-            found = self._seen[id(e)]
-        return found[1]
+        todo = [e]
+        while todo and id(e) not in self._seen:
+            node = todo[-1]
+            missing = [child for child in children(node) if id(child) not in self._seen]
+            if missing:
+                todo.extend(missing)
+            else:
+                self._seen[id(node)] = (todo.pop(), self._number_one(node))
+        return self._seen[id(e)][1]
 
     def _number_one(self, node: Expr) -> int:
         operands = tuple(self._seen[id(child)][1] for child in children(node))
@@ -129,11 +134,22 @@ class Atoms:
             return operands[0]
         signature = (*_kind(node), *operands)
         if signature not in self._numbers:
-            self._numbers[signature] = len(self._nodes)
+            number = len(self._nodes)
+            self._numbers[signature] = number
             self._nodes.append(node)
+            self._operands.append(operands)
             own = frozenset({node.name}) if isinstance(node, Symbol) else frozenset()
             self._names.append(own.union(*(self._names[o] for o in operands)))
+            shallow = rebuild(node, tuple(self._stand_ins[o] for o in operands))
+            is_leaf = isinstance(node, Symbol | Const)
+            stand_in = node if is_leaf else Symbol(f"#{number}", Role.TILE, expr_type(shallow))
+            self._shallow.append(shallow)
+            self._stand_ins.append(stand_in)
         return self._numbers[signature]
+
+    def type_of(self, e: Expr) -> ScalarType:
+        """The type of an expression, without a walk down to its leaves."""
+        return expr_type(self._stand_ins[self.number(e)])
 
     def node(self, atom: int) -> Expr:
         return self._nodes[atom]
@@ -153,25 +169,31 @@ class Atoms:
 
     def linear(self, e: Expr) -> Linear:
         """The linear form of an integer expression."""
-        atom = self.number(e)
-        if atom not in self._forms:
-            for node in postorder(e):
-                key = self.number(node)
-                if key not in self._forms and expr_type(node) is _INT:
-                    form = self._form(node, key)
-                    too_long = len(form.coefficients) > _MOST_TERMS
-                    self._forms[key] = Linear(0, ((key, 1),)) if too_long else form
-        return self._forms[atom]
+        for key in self._unknown_below(self.number(e), self._forms):
+            form = self._form(self._nodes[key], key)
+            too_long = len(form.coefficients) > _MOST_TERMS
+            self._forms[key] = Linear(0, ((key, 1),)) if too_long else form
+        return self._forms[self.number(e)]
+
+    def _unknown_below(self, atom: int, known: Mapping[int, object]) -> Iterator[int]:
+        """The nodes below one of which nothing is known yet, operands first, and itself."""
+        todo = [atom]
+        while todo:
+            missing = [o for o in self._operands[todo[-1]] if o not in known]
+            if missing:
+                todo.extend(missing)
+            elif (ready := todo.pop()) not in known:
+                yield ready
 
     def _form(self, node: Expr, key: int) -> Linear:
+        if expr_type(self._stand_ins[key]) is not _INT:
+            return Linear(0, ((key, 1),))
         match node:
             case Const(value):
                 return Linear(int(value))
             case Symbol("qpos" | "qpos_first" | "qpos_last" as name, role):
                 row = Symbol(name.replace("pos", ""), role, _INT)
                 return self.linear(row) + self.symbol("Skv") - self.symbol("Sq")
-            case Let(_, value):
-                return self.linear(value)
             case Negate(operand):
                 return self.linear(operand).times(-1)
             case Binary(op, left, right):
@@ -232,10 +254,11 @@ class Atoms:
     # ---- what is known ----
 
     def interval(self, atom: int) -> Interval:
-        if atom not in self._intervals:
-            node = self._nodes[atom]
-            found = infer_ranges((node,), self.ranges, self.attention)
-            self._intervals[atom] = found[id(node)]
+        for key in self._unknown_below(atom, self._intervals):
+            operands = {f"#{o}": self._intervals[o] for o in self._operands[key]}
+            shallow = self._shallow[key]
+            found = infer_ranges((shallow,), {**self.ranges, **operands}, self.attention)
+            self._intervals[key] = found[id(shallow)]
         return self._intervals[atom]
 
     def least(self, form: Linear, *, keys_reach_rows: bool = False) -> Number:
