@@ -108,7 +108,7 @@ class _Reason(Enum):
     )
     WIDE = "can leave 64 bits; declare the range of its params"
     HARD = "has no solution for one axis; a form with each of `q` and `kv` once would have one"
-    LARGE = "has too many parts; fewer terms, or terms in ascending order, can be solved"
+    LARGE = "and what follows has too many parts to be solved, so it is taken as true"
 
 
 @final
@@ -228,7 +228,7 @@ class CubeBuilder:
             return self._isolate(form, involved[0], depth - 1)
         for atom in involved:
             if not _is_affine(node := self.atoms.node(atom)):
-                return self._unknown(_reason(node), self._source)
+                return self._unknown(self._reason(node), self._source)
         return [(Rest(form),)]
 
     def _along(self, form: Linear) -> tuple[int, ...]:
@@ -297,7 +297,7 @@ class CubeBuilder:
             case Binary(BinaryOp.MUL, factor, x) if by := self._sign(factor):
                 return self._divide(x, factor, by, sign, top, depth)
             case node:
-                return self._unknown(_reason(node), self._source)
+                return self._unknown(self._reason(node), self._source)
 
     def _divide(self, x: Expr, factor: Expr, by: int, sign: int, top: Linear, depth: int) -> Cubes:
         """`sign · x · factor <= top` for a factor of the sign `by`."""
@@ -342,6 +342,20 @@ class CubeBuilder:
         node = call("clamp", self.atoms.node(wide[0]), Const(-_FAR), Const(_FAR))
         return rest + self.atoms.linear(node).times(coefficient)
 
+    def _reason(self, node: Expr) -> _Reason:
+        """Why a node has no solution."""
+        match node:
+            case Load():
+                return _Reason.DATA
+            case Call("floor"):
+                return _Reason.FLOAT
+            case Binary(BinaryOp.MOD):
+                return _Reason.REMAINDER
+            case Binary(_, left, right) if not (self._varies(left) and self._varies(right)):
+                return _Reason.SIGN
+            case _:
+                return _Reason.HARD
+
     def _unknown(self, reason: _Reason, e: Expr) -> Cubes:
         """Nothing is known of a part, and why."""
         if reason is _Reason.LARGE and self.is_too_large:
@@ -381,17 +395,3 @@ def _is_affine(node: Expr) -> bool:
             return True
         case _:
             return False
-
-
-def _reason(node: Expr) -> _Reason:
-    match node:
-        case Load():
-            return _Reason.DATA
-        case Call("floor"):
-            return _Reason.FLOAT
-        case Binary(BinaryOp.MOD):
-            return _Reason.REMAINDER
-        case Binary(BinaryOp.MUL | BinaryOp.FLOORDIV):
-            return _Reason.SIGN
-        case _:
-            return _Reason.HARD

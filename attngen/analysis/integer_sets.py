@@ -58,8 +58,11 @@ class IntegerSets:
         """
         if self.gave_up:
             return []
-        import islpy as isl
-
+        try:
+            import islpy as isl
+        except ImportError:  # no wheel for this system
+            self.gave_up = True
+            return []
         if self._context is None:
             self._context = isl.Context()
             self._context.set_max_operations(self.most_operations)

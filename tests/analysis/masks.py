@@ -20,8 +20,10 @@ __all__ = ["AFFINE", "B", "TRUTHS", "build", "make_tensors", "pairs", "symbols"]
 B, Hq = 2, 2
 
 
-def build(mask: str) -> Attention:
-    declarations = """
+def build(mask: str, more: str = "") -> Attention:
+    """A variant with this mask; `more` declares what the mask reads besides."""
+    declarations = f"""
+    {more}
     param     w : int where 1 <= w <= 9
     tensor    doc : int32[B, Skv]
     tensor    ids : int32[B, Sq]
