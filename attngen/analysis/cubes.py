@@ -318,10 +318,7 @@ class CubeBuilder:
 
     def _sign(self, e: Expr) -> int:
         """1 or -1 of a value that is free of `q` and `kv` and never 0; else 0."""
-        if self._varies(e):
-            return 0
-        form = self.atoms.linear(e)
-        return 1 if self.atoms.least(form) > 0 else -1 if self.atoms.most(form) < 0 else 0
+        return 0 if self._varies(e) else self.atoms.sign(e)
 
     def _product(self, a: Linear, b: Linear) -> Linear:
         if not b.coefficients:

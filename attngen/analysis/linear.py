@@ -310,6 +310,11 @@ class Atoms:
         """An upper bound of a form."""
         return -self.least(form.times(-1), keys_reach_rows=keys_reach_rows)
 
+    def sign(self, e: Expr) -> int:
+        """1 or -1 where an integer is proved to be positive or negative; else 0."""
+        form = self.linear(e)
+        return 1 if self.least(form) > 0 else -1 if self.most(form) < 0 else 0
+
     def fits(self, form: Linear) -> bool:
         """Whether the form, and each sum of some of its terms, stays within 64 bits."""
         return self.stays_within(form, int(INT64.high))

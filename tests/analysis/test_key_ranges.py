@@ -183,6 +183,23 @@ def test_named_masks_have_exact_query_ranges(name: str) -> None:
                 assert (covered == seen).all(), (shape, size)
 
 
+@pytest.mark.parametrize(
+    "mask",
+    [
+        "kv <= q % 4 + 3", "kv >= q % 5 + 3", "kv <= q // 2 - q % 5", "kv <= q % 7 // -3 + 8",
+        "kv >= q % 7 // -3 + 9", "kv <= clamp(q, q % 4, 9 - q)", "kv >= max(q % 9 // 2 + 2, 7 - q)",
+        "kv <= q % w + q % 3 * 2", "kv >= q % 8 * -2 + 20", "abs(kv - q % 6) <= 2",
+        "kv <= where(b == 0, q % 4, 3 - q)", "kv >= where(q % 3 == 1, q % 4 + 2, 9 - q)",
+    ],
+)  # fmt: skip
+def test_limits_that_rise_and_fall_are_bounded_term_by_term(mask: str) -> None:
+    attention = build(mask)
+    for size in (1, 3, 8):
+        for seen, covered in seen_and_covered(attention, (24, 30), size, w=5, seed=2):
+            assert (covered | ~seen).all()
+            assert covered.sum() < covered.size or size == 8
+
+
 def test_ranges_are_the_rest_of_the_mask_where_a_part_depends_on_data() -> None:
     causal = derive_key_ranges(build("causal")).ranges
     for part in ("document(doc)", "keep[b, kv]", "dilated(2)", "table[q // 4, kv // 4]"):
@@ -280,6 +297,7 @@ def test_masks_that_are_used_whole_have_no_notes() -> None:
         "kv < n", "n <= kv", "kv // 8 <= n", "kv // 8 > n", "kv - qpos <= n", "qpos - kv < n",
         "min(n, qpos) >= kv", "2 * kv <= n", "abs(kv - qpos) <= n", "kv <= n // 3 and q < n",
         "where(n > 5, kv <= n, kv >= n)", "clamp(n, 0, Skv) <= kv", "q <= n or kv < 2",
+        "kv <= n - plen[b] * 1073741824",
     ],
 )  # fmt: skip
 def test_params_of_any_size_leave_no_key_out(mask: str) -> None:
@@ -291,8 +309,8 @@ def test_params_of_any_size_leave_no_key_out(mask: str) -> None:
         known = {**sizes_and_params(Sq, Skv, 1, 0, 0), "n": np.int64(n)}
         tile = {"q_first": first, "q_last": last}
         tile |= {f"qpos_{end}": tile[f"q_{end}"] + Skv - Sq for end in ("first", "last")}
-        right = pairs(attention, known, {}, np.arange(Sq), np.arange(Skv))
+        tensors = {"plen": np.array([2**29])}
+        right = pairs(attention, known, tensors, np.arange(Sq), np.arange(Skv))
         seen = np.logical_or.reduceat(right, first, axis=0)
-        covered = inside(ranges, {**known, **tile}, {}, Skv)
+        covered = inside(ranges, {**known, **tile}, tensors, Skv)
         assert (covered | ~seen).all(), n
-        assert (covered == seen).all() or n < 2**62, n
