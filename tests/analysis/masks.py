@@ -15,7 +15,7 @@ from attngen.frontend.load import load_text
 from attngen.ir.attention import Attention
 from attngen.ir.semantics import evaluate
 
-__all__ = ["AFFINE", "B", "TRUTHS", "build", "make_tensors", "pairs", "symbols"]
+__all__ = ["AFFINE", "B", "INTS", "TRUTHS", "build", "make_tensors", "pairs", "symbols"]
 
 B, Hq = 2, 2
 
@@ -68,7 +68,7 @@ def pairs(
 
 _NUMBERS = ["w", "Skv", "b", "plen[b]", "-3", "0", "1", "7"]
 _LEAVES = ["q", "kv", "qpos", "doc[b, kv]", "ids[b, q]", *_NUMBERS]
-_INTS = st.recursive(
+INTS = st.recursive(
     st.sampled_from(_LEAVES),
     lambda inner: st.one_of(
         st.tuples(inner, st.sampled_from("+-"), inner).map(lambda t: f"({t[0]} {t[1]} {t[2]})"),
@@ -90,11 +90,11 @@ _INTS = st.recursive(
 )
 TRUTHS = st.recursive(
     st.one_of(
-        st.tuples(_INTS, st.sampled_from(["<", "<=", "==", "!=", ">", ">="]), _INTS).map(
+        st.tuples(INTS, st.sampled_from(["<", "<=", "==", "!=", ">", ">="]), INTS).map(
             lambda t: f"{t[0]} {t[1]} {t[2]}"
         ),
         st.sampled_from(["keep[b, kv]", "table[q // 4, kv // 4]", "causal", "window(left = w)"]),
-        st.tuples(_INTS, _INTS).map(lambda t: f"({t[0]}) / 2 < ({t[1]}) * 0.5"),
+        st.tuples(INTS, INTS).map(lambda t: f"({t[0]}) / 2 < ({t[1]}) * 0.5"),
     ),
     lambda inner: st.one_of(
         st.tuples(inner, st.sampled_from(["and", "or"]), inner).map(

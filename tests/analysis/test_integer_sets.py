@@ -77,6 +77,7 @@ JOINT = {
         "abs(qpos // 8 - kv // 8) + abs(qpos % 8 - kv % 8) <= 2",
         1.3,
     ),
+    "limits that meet in one key": ("kv <= qpos and kv + qpos <= 2 * w and kv >= w", 1.0),
     "a remainder written out": ("kv - kv // 8 * 7 < qpos // 2", 1.6),
 }
 
