@@ -88,6 +88,7 @@ def test_a_value_that_no_key_changes_is_no_summary() -> None:
 
 # ---- random masks are sound ------------------------------------------------------------------
 
+
 @settings(max_examples=300)
 @given(
     mask=TRUTHS,
