@@ -25,8 +25,8 @@ from attngen.record import record
 
 __all__ = ["MOST_OPERATIONS", "IntegerSets", "SetLimit"]
 
-MOST_OPERATIONS: Final = 100_000
-"""What isl may do for one mask: 10 ms, as it does about ten operations in a microsecond."""
+MOST_OPERATIONS: Final = 50_000
+"""What isl may do for one mask: at most 52 ms in what was measured (ARCHITECTURE.md, Decisions)."""
 _DEEPEST: Final = 8
 """How deep quotients may stand in one another."""
 

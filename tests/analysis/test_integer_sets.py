@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from attngen.analysis.cubes import CubeBuilder
 from attngen.analysis.integer_sets import IntegerSets
 from attngen.analysis.key_ranges import MOST_RANGES, derive_key_ranges, derive_query_ranges
 from attngen.analysis.linear import Atoms
+from attngen.frontend.check import check
+from attngen.frontend.load import load_text
 from attngen.ir.traverse import postorder
 from tests.analysis.masks import build
 from tests.analysis.test_key_ranges import seen_and_covered
@@ -104,7 +107,7 @@ def hull(seen: np.ndarray) -> np.ndarray:
 
 
 def test_a_budget_ends_isl_and_leaves_it_usable() -> None:
-    attention = build(HARD["three distances"])
+    attention = build(JOINT["a distance in two dimensions"][0])
     atoms = Atoms(attention, "q")
     assert attention.mask is not None
     cubes = CubeBuilder(atoms, "kv").build(attention.mask)
@@ -118,6 +121,11 @@ def test_a_budget_ends_isl_and_leaves_it_usable() -> None:
     assert [len(IntegerSets(atoms, "kv").limits(cube)) for cube in cubes] == enough
 
 
+def test_what_the_budget_cuts_off_is_noted() -> None:
+    derived = derive_key_ranges(build(HARD["three distances"]))
+    assert any("taken one by one" in note for note in derived.notes)
+
+
 def test_without_isl_the_closed_forms_remain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "islpy", None)
     attention = build(JOINT["limits that cross"][0])
@@ -127,8 +135,13 @@ def test_without_isl_the_closed_forms_remain(monkeypatch: pytest.MonkeyPatch) ->
         assert (covered | ~seen).all()
 
 
-def test_closed_forms_need_no_isl(monkeypatch: pytest.MonkeyPatch) -> None:
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.attn"))
+
+
+def test_no_example_needs_isl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "islpy", None)
-    masks = ("causal", "window(left = w)", "causal and (kv < w or window(left = 4))", SHIFTED)
-    for mask in (*masks, NATTEN.format(size=7, dilation=1)):
-        assert not any("taken one by one" in note for note in derive_key_ranges(build(mask)).notes)
+    attentions = [check(load_text(path.read_text(encoding="utf-8"))).attention for path in EXAMPLES]
+    attentions += [build(HARD[name]) for name in HARD if name != "three distances"]
+    for attention in attentions:
+        for derived in (derive_key_ranges(attention), derive_query_ranges(attention)):
+            assert not any("taken one by one" in note for note in derived.notes), attention.name
