@@ -142,6 +142,7 @@ class Body:
 
     variables: tuple[Variable, ...]
     text: str
+    c_type: str
 
 
 @final
@@ -185,7 +186,7 @@ class ExprPrinter:
         emitted = [(let.name, self._emit(let.value, local=local)) for let in local]
         body = self._emit(e.value if isinstance(e, Let) else e, local=local)
         variables = tuple(Variable(x.type.text, f"let_{name}", x.text) for name, x in emitted)
-        return Body(variables, body.text)
+        return Body(variables, body.text, body.type.text)
 
     def print_row_formula(self, e: Expr, names: Mapping[str, str]) -> str:
         """The C++ text of a formula of the row state; `names` are its row values in C++."""

@@ -37,10 +37,14 @@ class SummaryFormula:
 @final
 @record
 class RangeFormulas:
-    """The keys that the rows of a tile may attend to: ascending, disjoint (begin, end)."""
+    """The keys that the rows of a tile may attend to: ascending, disjoint (begin, end).
+
+    `c_type` holds every end.
+    """
 
     variables: tuple[Variable, ...]
     ends: tuple[tuple[str, str], ...]
+    c_type: str
 
 
 @final
@@ -77,7 +81,7 @@ def tile_formulas(attention: Attention) -> TileFormulas:
     may, everywhere, alive, *ends = name_shared_nodes(tuple(fold_expr(e) for e in questions))
     summaries = (*classes.row_summaries, *classes.key_summaries)
     values = tuple(s.value for s in summaries)
-    position = Interval(-LONGEST, LONGEST)
+    position = Interval(-LONGEST, LONGEST - 1)
     ranges = dict.fromkeys(("qpos_first", "qpos_last"), position)
     ranges |= {n: Interval(0, LONGEST - 1) for n in ("q_first", "q_last", "kv_first", "kv_last")}
     ranges |= {f"{s.name}_{end}": INT32 for s in summaries for end in ("low", "high")}
@@ -110,8 +114,10 @@ def _range_formulas(ends: list[Body]) -> RangeFormulas | None:
         return None
     variables = {v.name: v for body in ends for v in body.variables}
     texts = [body.text for body in ends]
+    pairs = tuple(zip(texts[::2], texts[1::2], strict=True))
+    types = {body.c_type for body in ends}
     return RangeFormulas(
-        tuple(variables.values()), tuple(zip(texts[::2], texts[1::2], strict=True))
+        tuple(variables.values()), pairs, types.pop() if len(types) == 1 else "ag_i64"
     )
 
 
