@@ -44,7 +44,17 @@ from attngen.ir.traverse import tensors
 from attngen.ir.types import ScalarType
 from attngen.record import record
 
-__all__ = ["AXES", "Condition", "Cube", "CubeBuilder", "Limit", "Literal", "Rest", "floor_divide"]
+__all__ = [
+    "AXES",
+    "DECIDED_BY_THE_KERNEL",
+    "Condition",
+    "Cube",
+    "CubeBuilder",
+    "Limit",
+    "Literal",
+    "Rest",
+    "floor_divide",
+]
 
 AXES: Final = {"q": frozenset({"q", "qpos"}), "kv": frozenset({"kv"})}
 """The symbols that differ along each axis."""
@@ -109,6 +119,10 @@ class _Reason(Enum):
     WIDE = "can leave 64 bits; declare the range of its params"
     HARD = "has no solution for one axis; a form with each of `q` and `kv` once would have one"
     LARGE = "and what follows has too many parts to be solved, so it is taken as true"
+
+
+DECIDED_BY_THE_KERNEL: Final = _Reason.DATA.value
+"""The end of a note that is no loss: the tile's minimum and maximum decide."""
 
 
 @final

@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from attngen.analysis.key_ranges import KeyRanges
 from attngen.analysis.ranges import compile_time_ranges, infer_ranges
 from attngen.analysis.tile_classes import Summary, TileClasses
 from attngen.ir.attention import Attention
@@ -23,6 +24,7 @@ from attngen.ir.expr import (
     CompareOp,
     Const,
     Expr,
+    Let,
     Load,
     Logical,
     Not,
@@ -35,7 +37,7 @@ from attngen.ir.traverse import postorder, rewrite, symbols
 from attngen.ir.types import ScalarType
 from attngen.passes.fold_constants import fold_expr
 
-__all__ = ["advice", "condition_rows", "formula_lines", "unknown_parts"]
+__all__ = ["advice", "condition_rows", "formula_lines", "range_rows", "unknown_parts"]
 
 WIDTH: Final = 84
 """Characters of a line of a formula."""
@@ -74,6 +76,25 @@ def condition_rows(classes: TileClasses) -> list[list[str]]:
         words = _used_words(classes)
         rows.append(["", f"{words}: over the {' or '.join(of)} of the tile"])
     return [*definitions, *rows]
+
+
+def range_rows(ranges: KeyRanges) -> list[list[str]]:
+    """The keys that a tile of rows visits, as rows of a table: one range after the other."""
+    if not ranges.ranges:
+        return [["keys", "none: no pair attends"]]
+    rows: list[list[str]] = []
+    for each in ranges.ranges:
+        begin, end = (" ".join(formula_lines(_without_lets(e))) for e in (each.begin, each.end))
+        lines = [f"{begin} <= kv < {end}"]
+        if len(lines[0]) > WIDTH:
+            lines = [f"from {begin}", f"up to {end}, excluded"]
+        lines = [x for line in lines for x in textwrap.wrap(line, WIDTH, subsequent_indent="    ")]
+        rows += _labelled("or" if rows else "keys", lines)
+    return rows
+
+
+def _without_lets(e: Expr) -> Expr:
+    return rewrite(e, lambda node: node.value if isinstance(node, Let) else node)
 
 
 def _condition(

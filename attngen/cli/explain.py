@@ -10,12 +10,14 @@ from typing import Any, Final, final
 import click
 
 from attngen import targets
+from attngen.analysis.cubes import DECIDED_BY_THE_KERNEL
+from attngen.analysis.key_ranges import derive_key_ranges
 from attngen.analysis.tile_classes import classify_tiles
 from attngen.analysis.tile_map import TileMap
 from attngen.api import Kernel
 from attngen.api import compile as compile_spec
 from attngen.backend.nvrtc import spills_from_log
-from attngen.cli.conditions import condition_rows, unknown_parts
+from attngen.cli.conditions import condition_rows, range_rows, unknown_parts
 from attngen.cli.console import can_show, progress, say, table
 from attngen.cli.errors import BadOption
 from attngen.cli.files import require_file, require_writable, write_together
@@ -328,8 +330,10 @@ def _say_tiles(problem: Problem, plans: list[_Plan], *, is_mapped: bool) -> Tile
     classes = classify_tiles(attention)
     has_mask = attention.mask is not None
     always = [["full", "always: there is no mask"]]
-    _say_block("tiles", condition_rows(classes) if has_mask else always)
-    for text in unknown_parts(attention, classes):
+    ranges = derive_key_ranges(attention)
+    _say_block("tiles", [*range_rows(ranges), *condition_rows(classes)] if has_mask else always)
+    lost = [note for note in ranges.notes if not note.endswith(DECIDED_BY_THE_KERNEL)]
+    for text in (*lost, *unknown_parts(attention, classes)):
         say(f"  note: {text}")
     if not is_mapped:
         return None

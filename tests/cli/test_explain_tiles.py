@@ -35,15 +35,41 @@ def _block(result: Result, title: str) -> list[str]:
     return [line[2:] for line in lines[start + 1 : end]]
 
 
+def _conditions(result: Result) -> list[str]:
+    """The lines on skipped, full and partial tiles, behind those on ranges of keys."""
+    lines = _block(result, "tiles")
+    start = next(i for i, line in enumerate(lines) if re.match(r"skip|full|(row|key)\d+ is", line))
+    return lines[start:]
+
+
 def _spec(folder: Path, *lines: str) -> Path:
     return write(folder, "attention t {\n    " + "\n    ".join(lines) + "\n}\n")
+
+
+# ---- ranges ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mask", "lines"),
+    [
+        ("kv <= qpos", ["keys         0 <= kv < qpos_last + 1"]),
+        (
+            "window(left = 3) or kv < 5",
+            ["keys         0 <= kv < min(Skv, 5)"],
+        ),
+        ("kv < 0", ["keys         none: no pair attends"]),
+    ],
+)
+def test_ranges_of_keys(mask: str, lines: list[str], tmp_path: Path) -> None:
+    spec = _spec(tmp_path, f"mask {mask}")
+    assert _block(run("explain", spec, *QUICK), "tiles")[: len(lines)] == lines
 
 
 # ---- conditions ------------------------------------------------------------------------------
 
 
 def test_conditions_of_a_causal_mask(causal: Path) -> None:
-    assert _block(run("explain", causal, *QUICK), "tiles") == [
+    assert _conditions(run("explain", causal, *QUICK)) == [
         "skip unless  kv_first <= qpos_last",
         "full where   kv_last <= qpos_first",
         "partial      otherwise: the mask is evaluated pair by pair",
@@ -51,7 +77,7 @@ def test_conditions_of_a_causal_mask(causal: Path) -> None:
 
 
 def test_what_is_read_along_rows_and_keys_has_a_minimum_and_a_maximum(documents: Path) -> None:
-    lines = _block(run("explain", documents, *QUICK), "tiles")
+    lines = _conditions(run("explain", documents, *QUICK))
     assert lines[:3] == [
         "skip unless  -31 <= kv_last - qpos_first",
         "             and kv_first - qpos_last <= 0",
@@ -63,7 +89,7 @@ def test_what_is_read_along_rows_and_keys_has_a_minimum_and_a_maximum(documents:
 
 def test_a_truth_value_that_is_read(tmp_path: Path) -> None:
     spec = _spec(tmp_path, "tensor keep : bool[B, Skv]", "mask kv <= qpos or keep[b, kv]")
-    assert _block(run("explain", spec, *QUICK), "tiles") == [
+    assert _conditions(run("explain", spec, *QUICK)) == [
         "skip unless  kv_first <= qpos_last",
         "             or any(keep[b, kv])",
         "full where   kv_last <= qpos_first",
@@ -79,7 +105,7 @@ def test_a_long_value_is_named_first(tmp_path: Path) -> None:
         "tensor doc : int32[B, Skv]",
         "mask kv <= qpos and clamp(doc[b, kv] * 17 + 4, 1, 1000) // 3 < 99",
     )
-    lines = _block(run("explain", spec, *QUICK), "tiles")
+    lines = _conditions(run("explain", spec, *QUICK))
     assert lines[0] == "key0 is      clamp(doc[b, kv] * 17 + 4, 1, 1000) // 3 < 99"
     assert "             and any(key0)" in lines
     assert "             and all(key0)" in lines
@@ -87,7 +113,7 @@ def test_a_long_value_is_named_first(tmp_path: Path) -> None:
 
 def test_without_a_mask(tmp_path: Path) -> None:
     result = run("explain", _spec(tmp_path, "output o"), *QUICK)
-    assert _block(result, "tiles") == ["full  always: there is no mask"]
+    assert _conditions(result) == ["full  always: there is no mask"]
     assert "map of tiles" not in result.out
 
 
@@ -243,7 +269,7 @@ def test_a_size_that_may_be_zero(tmp_path: Path) -> None:
 
 def test_a_mask_of_which_nothing_is_known(tmp_path: Path) -> None:
     result = run("explain", _spec(tmp_path, "param w : int = 7", "mask kv % w == qpos % w"), *QUICK)
-    assert _block(result, "tiles")[:2] == ["skip     never", "full     never"]
+    assert _conditions(result)[:2] == ["skip     never", "full     never"]
 
 
 def test_a_table_is_known_where_a_tile_reads_one_element() -> None:
@@ -291,7 +317,7 @@ def test_a_score_line_that_masks(tmp_path: Path) -> None:
     note = "note: tiles know nothing of the pairs that a score line makes -inf"
     result = run("explain", _spec(tmp_path, "score where(kv > qpos, -inf, s)"), *QUICK)
     assert note not in result.out
-    assert _block(result, "tiles")[0] == "skip unless  kv_first <= qpos_last"
+    assert _conditions(result)[0] == "skip unless  kv_first <= qpos_last"
     lines = "mask kv <= qpos", "score where(s < 0.5, -inf, s)"
     assert note in run("explain", _spec(tmp_path, *lines), *QUICK).out
     lines = "mask kv <= qpos", "score where(s < 0.5, -2.0, s)"
