@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 
 import attngen
+from attngen.analysis.tile_classes import key_may_attend
 from attngen.api import _in_bhsd
 from attngen.backend.device import view
 from attngen.binding import Binding, bind, split_arguments
@@ -28,21 +30,67 @@ from attngen.cpu.mutate import Mutant, Outcome, Verdict, mutants, run_mutants
 from attngen.cpu.run import Mode
 from attngen.engines.cpu_engine import run_on_host
 from attngen.engines.outputs import Outputs
+from attngen.ir.attention import Attention
+from attngen.ir.semantics import evaluate
 from attngen.partial import PartialState
 from tests.goldens import GOLDENS, Golden, Problem, make_problem
 from tests.gpu.verify_goldens import reference_of
 
 
+@dataclass(frozen=True)
+class Trial:
+    """A problem with its answer; `o_layout` is how the output lies in memory."""
+
+    rendered: Rendered
+    problem: Problem
+    right: attngen.Reference
+    o_layout: str
+
+
 @cache
-def prepared(name: str) -> list[tuple[Rendered, Problem, attngen.Reference]]:
-    """Problems and right answers: tile + 1, many tiles, and more rows than keys."""
+def prepared(name: str) -> list[Trial]:
+    """Tile + 1, many tiles, more rows than keys, and more key tiles than a warp has lanes.
+
+    Dead keys hold NaN, and so does one row of the query.
+    """
     golden = golden_named(name)
     rendered = golden.render()
     tile_q, tile_kv = rendered.launch.tiles.tile_q, rendered.launch.tiles.tile_kv
     rows, keys = 3 * tile_q + 5, 5 * tile_kv + 5
-    sizes = ((tile_q + 1, tile_kv + 1), (rows, keys), (rows, tile_kv + 1))
-    problems = [make_problem(golden, rows, keys) for rows, keys in sizes]
-    return [(rendered, p, reference_of(golden, p)) for p in problems]
+    sizes = [(tile_q + 1, tile_kv + 1), (rows, tile_kv + 1), (5, 34 * tile_kv + 3), (rows, keys)]
+    trials = []
+    for (rows, keys), layout in zip(
+        sizes, ("whole", "wide rows", "every other", "whole"), strict=True
+    ):
+        problem = make_problem(golden, rows, keys)
+        problem.q[0, 0, rows // 2] = np.nan
+        right = reference_of(golden, problem)
+        poison_dead_keys(rendered.program.attention, problem)
+        trials.append(Trial(rendered, problem, right, layout))
+    return trials
+
+
+def poison_dead_keys(attention: Attention, problem: Problem) -> None:
+    """NaN in the keys and values that the mask itself takes away from every row."""
+    alive = key_may_attend(attention)
+    B, Hq, Sq, _ = problem.q.shape
+    Hkv, Skv = problem.k.shape[1:3]
+    seen = np.zeros((B, Hkv, Skv), bool)
+    for b, h in np.ndindex(B, Hq):
+        known = {"B": B, "Hq": Hq, "Hkv": Hkv, "Sq": Sq, "Skv": Skv, "b": b, "h": h}
+        known["hkv"] = h // (Hq // Hkv)
+        known |= {n: x for n, x in problem.named.items() if not isinstance(x, np.ndarray)}
+        at: dict[str, Any] = {n: np.asarray(x) for n, x in known.items()}
+        data = {n: x for n, x in problem.named.items() if isinstance(x, np.ndarray)}
+        for length, e in (("Sq", attention.length_q), ("Skv", attention.length_kv)):
+            if e is not None:
+                at[length] = np.int64(evaluate(e, at, data).data)
+        kv = np.arange(Skv)
+        is_alive = kv < at["Skv"]
+        if alive is not None:
+            is_alive = is_alive & evaluate(alive, {**at, "kv": kv}, data).data
+        seen[b, h // (Hq // Hkv)] |= is_alive
+    problem.k[~seen] = problem.v[~seen] = np.nan
 
 
 def golden_named(name: str) -> Golden:
@@ -53,34 +101,28 @@ def check_library(name: str, library: Path) -> None:
     """Raise when a built kernel of this golden is wrong."""
     golden = golden_named(name)
     attention = golden.kernel().attention
-    for rendered, problem, right in prepared(name):
-        keys = problem.k.shape[2]
+    for trial in prepared(name):
+        keys = trial.problem.k.shape[2]
         runs = [(Mode.RING, (0, keys)), (Mode.EAGER_LAST, (0, keys // 2, keys))]
         for mode, cuts in runs[:1] if attention.sink is not None else runs:
-            parts = [
-                run_part(golden, rendered, library, problem, cut, mode) for cut in pairwise(cuts)
-            ]
+            parts = [run_part(golden, trial, library, cut, mode) for cut in pairwise(cuts)]
+            right = trial.right
             if len(parts) == 1:
                 o, lse, row_max = parts[0]
                 assert right.accepts_o(o).all(), "o is wrong"
                 if right.lse is not None:
                     assert right.accepts_lse(lse).all(), "lse is wrong"
-                    assert np.allclose(row_max, right.row_max, 1e-3, 1e-3), "row_max is wrong"
+                    is_near = np.isclose(row_max, right.row_max, 1e-3, 1e-3, equal_nan=True)
+                    assert is_near.all(), "row_max is wrong"
                 continue
             state = parts[0].merge(parts[1])
             o, _ = state.finalize()
-            assert right.accepts_o(o.astype(problem.q.dtype)).all(), "merged o is wrong"
+            assert right.accepts_o(o.astype(trial.problem.q.dtype)).all(), "merged o is wrong"
 
 
-def run_part(
-    golden: Golden,
-    rendered: Rendered,
-    library: Path,
-    problem: Problem,
-    keys: tuple[int, int],
-    mode: Mode,
-) -> Any:
+def run_part(golden: Golden, trial: Trial, library: Path, keys: tuple[int, int], mode: Mode) -> Any:
     """(o, lse, row_max) over all keys, or the row state over a part of them."""
+    rendered, problem = trial.rendered, trial.problem
     kernel = golden.kernel()
     attention = kernel.attention
     tensors, params = split_arguments(attention, problem.named)
@@ -93,7 +135,7 @@ def run_part(
         kv_range=None if whole else keys,
     )
     rows = problem.q.shape[:3]
-    o = np.full((*rows, golden.head_dim[1]), np.nan, problem.q.dtype)
+    o = empty_output((*rows, golden.head_dim[1]), problem.q.dtype, trial.o_layout)
     lse, row_max, m, l = (np.full(rows, np.nan, np.float32) for _ in range(4))  # noqa: E741
     acc = np.full((*rows, golden.head_dim[1]), np.nan, np.float32)
     state = {"state_m": view(m, "m"), "state_l": view(l, "l"), "state_acc": view(acc, "acc")}
@@ -110,6 +152,18 @@ def run_part(
     if not attention.row_state.running_max:
         m, l = np.full(rows, -np.inf, np.float32), np.zeros(rows, np.float32)  # noqa: E741
     return PartialState(attention.row_state, m, l, acc)
+
+
+def empty_output(shape: tuple[int, ...], dtype: Any, layout: str) -> np.ndarray:
+    """An array full of NaN: contiguous, a part of wider rows, or every other element."""
+    *outer, Dv = shape
+    match layout:
+        case "wide rows":
+            return np.full((*outer, Dv + 3), np.nan, dtype)[..., 1 : Dv + 1]
+        case "every other":
+            return np.full((*outer, 2 * Dv), np.nan, dtype)[..., ::2]
+        case _:
+            return np.full(shape, np.nan, dtype)
 
 
 def _operands(problem: Problem) -> tuple[Any, Any, Any]:

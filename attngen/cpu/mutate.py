@@ -5,7 +5,8 @@
 
 A mutant differs from the kernel in one token or call: a barrier deleted, a shuffle replaced by
 its own argument, an asynchronous copy, its group or the wait for it deleted, a wait for one group
-less, an integer literal moved by one, a comparison changed.  Only the text below the device
+less, an integer literal moved by one (an array's declared length down, others up), a comparison
+changed.  Only the text below the device
 functions is touched; comments, strings and preprocessor lines (`#pragma unroll`, `#line`) are
 not, nor are integer literals on a line with a comment `// free: why`, which says that the number
 changes the speed and nothing else.
@@ -61,6 +62,7 @@ _COPIES = frozenset({"ag_copy_async", "ag_copy_commit"})
 _COPY_WAIT = "ag_copy_wait"
 _SHUFFLE_PREFIX = "ag_shuffle"
 _COMPARISONS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "=="}
+_DECLARED_BEFORE = re.compile(r"\s*(typedef )?(const )?(float|int|bool|ag_u32|ag_i64) [^=;()]*\[")
 _FREE = re.compile(r"//.*\bfree: \S")
 
 
@@ -196,14 +198,19 @@ def _without_shuffle(text: str, code: Sequence[_Token], i: int) -> Iterator[Muta
 
 
 def _with_next_integer(text: str, token: _Token) -> Iterator[Mutant]:
-    """`31` becomes `32`; floats are left alone, and so are lines marked as free."""
+    """`31` becomes `32`; floats are left alone, and so are lines marked as free.
+
+    `float m[2];` becomes `float m[1];`: one element more would change nothing.
+    """
     integer = _INTEGER.fullmatch(token.text)
     line = _line_around(text, token.start)
     if integer is None or _FREE.search(line):
         return
     digits, suffix = integer.groups()
     is_hex = digits[:2] in ("0x", "0X")
-    value = int(digits, 16 if is_hex else 10) + 1
+    before = line[: token.start - (text.rfind("\n", 0, token.start) + 1)]
+    step = -1 if _DECLARED_BEFORE.fullmatch(before) else 1
+    value = int(digits, 16 if is_hex else 10) + step
     after = (hex(value) if is_hex else str(value)) + suffix
     yield _replace(text, MutantKind.LITERAL, token.start, token.end, after)
 

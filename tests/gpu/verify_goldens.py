@@ -59,13 +59,25 @@ def on_gpu(golden: Golden, target: str) -> attngen.Kernel:
     from attngen.backend.launch import CudaModule
 
     kernel = golden.kernel("cuda")
-    rendered = kernel.render(golden.target)
+    rendered = golden.render()
     assert rendered.source == golden.path.read_text(encoding="utf-8")
     cubin = compile_cached(rendered.source, name=golden.name, target=targets.get(target)).binary
     module = CudaModule(cubin, name=golden.name)
-    key = _Key(golden.dtype, golden.head_dim, golden.target, False)
+    key = _Key(golden.dtype, golden.head_dim, golden.target, False, golden.is_aligned)
     kernel._compiled[key] = _Compiled(rendered.program, rendered, module)
     return kernel
+
+
+def on_device(x: np.ndarray) -> Any:
+    """The same array on the GPU, with its strides: as rows of a wider array, where it is that."""
+    import cupy
+
+    whole = x if x.base is None else x.base
+    found = cupy.asarray(np.ascontiguousarray(whole))
+    if x.base is None:
+        return found
+    begin = (x.ctypes.data - whole.ctypes.data) // x.itemsize
+    return found[..., begin : begin + x.shape[-1]]
 
 
 def verify(golden: Golden, target: str, runs: int) -> float:
@@ -76,7 +88,7 @@ def verify(golden: Golden, target: str, runs: int) -> float:
     for rows, keys in sizes_of(golden):
         problem = make_problem(golden, rows, keys)
         right = reference_of(golden, problem)
-        q, k, v = (cupy.asarray(x) for x in (problem.q, problem.k, problem.v))
+        q, k, v = (on_device(x) for x in (problem.q, problem.k, problem.v))
         named = {
             name: cupy.asarray(x) if isinstance(x, np.ndarray) else x
             for name, x in problem.named.items()
