@@ -1,8 +1,9 @@
 """Compile a generated kernel for the CPU, once: text in, shared object in a cache out.
 
 A library's name is a digest of everything that decides what is in it (the kernel's text, the
-host headers, the compiler and its flags), so a file that exists is right, and processes that
-build the same kernel at the same time only do some work twice.
+host headers, the compiler and its flags), and its last bytes are a digest of the others.  So a
+file that is whole is right, a damaged one is built anew, and processes that build the same
+kernel at the same time only do some work twice.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ _COMPILER_FLAGS = (
 _LINK_FLAGS = ("-shared", "-pthread")
 _SOURCE, _OBJECT, _LIBRARY = "kernel.cu", "kernel.o", "kernel.so"
 _HEADERS = ("host.h", "host_mma.h")  # included in this order, before the kernel
+_SEAL_BYTES = hashlib.sha256().digest_size
 _SEARCHED = ("g++", "clang++", "c++")
 _ERROR_LINES = 8
 
@@ -179,7 +181,7 @@ def build_library(
         f"-O{optimization}",
     )
     library = cache_dir / f"{_digest(text, headers, compiler, (*flags, *_LINK_FLAGS))}.so"
-    if library.is_file():
+    if _is_whole(library):
         return library
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
@@ -192,10 +194,25 @@ def build_library(
             sources = (*included, "-x", "c++", "-c", _SOURCE, "-o", _OBJECT)
             _call((*compiler.command, *flags, *sources), folder, limit_s)
             _call((*compiler.linker, *_LINK_FLAGS, _OBJECT, "-o", _LIBRARY), folder, limit_s)
+            _seal(Path(folder, _LIBRARY))
             os.replace(Path(folder, _LIBRARY), library)
     except OSError as error:
         raise AttnError(CpuCacheUnusable(None, cache_dir, str(error))) from error
     return library
+
+
+def _seal(library: Path) -> None:
+    """Put a digest behind a shared object, where loaders do not look."""
+    content = library.read_bytes()
+    library.write_bytes(content + hashlib.sha256(content).digest())
+
+
+def _is_whole(library: Path) -> bool:
+    try:
+        content = library.read_bytes()
+    except OSError:
+        return False
+    return hashlib.sha256(content[:-_SEAL_BYTES]).digest() == content[-_SEAL_BYTES:]
 
 
 def _digest(

@@ -89,6 +89,19 @@ def test_builds_once(compiler: CppCompiler, tmp_path: Path) -> None:
     assert [path.name for path in first.parent.iterdir()] == [first.name]  # nothing is left over
 
 
+@pytest.mark.parametrize("damage", ["cut", "one bit", "empty"])
+def test_a_damaged_library_is_built_anew(damage: str, tmp_path: Path) -> None:
+    text = kernel_text("reduce")
+    library = build_library(text, cache_dir=tmp_path)
+    right = library.read_bytes()
+    middle = len(right) // 2
+    flipped = bytes([right[middle] ^ 1])
+    damaged = {"cut": right[:-9], "one bit": right[:middle] + flipped + right[middle + 1 :]}
+    library.write_bytes(damaged.get(damage, b""))
+    assert build_library(text, cache_dir=tmp_path) == library
+    assert library.read_bytes() == right
+
+
 def test_text_flags_and_compiler_are_in_the_name(compiler: CppCompiler, tmp_path: Path) -> None:
     def name(text: str, compiler: CppCompiler = compiler, optimization: int = 1) -> str:
         return build_library(
