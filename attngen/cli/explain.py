@@ -46,6 +46,7 @@ from attngen.frontend.format import format_expr
 from attngen.ir.attention import Param
 from attngen.ir.printer import print_expr
 from attngen.kernels import all_families
+from attngen.kernels.base import list_arrays
 from attngen.record import record
 from attngen.targets.base import Target
 
@@ -454,7 +455,7 @@ def _schedule(rendered: Rendered) -> str:
     schedule, attention = rendered.program.schedule, rendered.program.attention
     family = all_families()[rendered.launch.family]
     arrays = family.shared_arrays(attention, schedule)
-    parts = " + ".join(f"{array.name} {array.bytes / 1024:.1f}" for array in arrays)
+    parts = list_arrays(arrays)
     total = sum(array.bytes for array in arrays) / 1024
     return (
         f"loop {schedule.loop.value}; passes {schedule.passes.value};"

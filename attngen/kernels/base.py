@@ -7,7 +7,7 @@ renders that to CUDA.  It never measures, compiles or launches.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, final
+from typing import Final, Protocol, final
 
 from attngen.ir.attention import Attention
 from attngen.ir.program import Program
@@ -16,7 +16,11 @@ from attngen.ir.types import Element
 from attngen.record import record
 from attngen.targets.base import Target
 
-__all__ = ["KernelFamily", "SharedArray", "Strided", "total_bytes"]
+__all__ = ["KernelFamily", "SharedArray", "Strided", "list_arrays", "total_bytes"]
+
+
+_SHOWN_BYTES: Final = 64
+"""Smaller arrays are left out of a sum that is shown."""
 
 
 @final
@@ -39,6 +43,12 @@ class SharedArray:
 def total_bytes(arrays: tuple[SharedArray, ...]) -> int:
     """Shared memory of a block."""
     return sum(array.bytes for array in arrays)
+
+
+def list_arrays(arrays: tuple[SharedArray, ...], unit: str = "") -> str:
+    """The sum in KiB, as in `query 16.0 + key 33.0`; `unit` stands behind each number."""
+    shown = [array for array in arrays if array.bytes >= _SHOWN_BYTES]
+    return " + ".join(f"{array.name} {array.bytes / 1024:.1f}{unit}" for array in shown)
 
 
 class Strided(Protocol):

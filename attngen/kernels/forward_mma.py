@@ -26,7 +26,7 @@ from attngen.ir.program import Launch, Program, TileProgram
 from attngen.ir.schedule import LoopOrder, Normalize, Passes, Schedule
 from attngen.ir.traverse import postorder
 from attngen.ir.types import BF16, FP16, Element
-from attngen.kernels.base import KernelFamily, SharedArray, Strided, total_bytes
+from attngen.kernels.base import KernelFamily, SharedArray, Strided, list_arrays, total_bytes
 from attngen.passes.loop_nest import build_loop_nest
 from attngen.targets.base import Feature, Target
 
@@ -115,7 +115,7 @@ class ForwardMma:
             return reasons
         arrays = self.shared_arrays(attention, complete)
         if total_bytes(arrays) > target.shared_bytes_per_block:
-            parts = " + ".join(f"{a.name} {a.bytes / 1024:.1f} KiB" for a in arrays)
+            parts = list_arrays(arrays, " KiB")
             reasons.append(
                 f"shared memory: {parts} = {total_bytes(arrays) / 1024:.1f} KiB; {target.name}"
                 f" allows {target.shared_bytes_per_block / 1024:.0f} KiB per block"

@@ -18,7 +18,7 @@ from attngen.ir.attention import Attention
 from attngen.ir.program import Launch, Node, Op, Program, Step, TileProgram, Workspace, walk
 from attngen.ir.schedule import LoopOrder, Normalize, Schedule
 from attngen.ir.types import BF16, FP16, FP32, Element
-from attngen.kernels.base import KernelFamily, SharedArray, Strided, total_bytes
+from attngen.kernels.base import KernelFamily, SharedArray, Strided, list_arrays, total_bytes
 from attngen.passes.barriers import SharedUse, place_barriers
 from attngen.passes.loop_nest import build_loop_nest
 from attngen.record import record
@@ -109,7 +109,7 @@ class ForwardSimt:
             return [f"a query tile of {complete.tile_q} rows has {_warps(complete)} warps"]
         if total_bytes(arrays) <= target.shared_bytes_per_block:
             return []
-        parts = " + ".join(f"{a.name} {a.bytes / 1024:.1f} KiB" for a in arrays)
+        parts = list_arrays(arrays, " KiB")
         return [
             f"shared memory: {parts} = {total_bytes(arrays) / 1024:.1f} KiB; {target.name} allows"
             f" {target.shared_bytes_per_block / 1024:.0f} KiB per block"

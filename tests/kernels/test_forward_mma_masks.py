@@ -29,7 +29,7 @@ from .family import join
 
 HEADS = (2, 1)
 SIZES = ((20, 20, True), (1, 70, False), (40, 23, True), (37, 600, False))
-"""(rows, keys, sorted documents), for tiles of 16 x 16; a warp has fewer lanes than 600 keys tiles."""
+"""(rows, keys, sorted documents); 600 keys are more tiles of 16 than a warp has lanes."""
 
 
 def compile_mask(number: int, mask: str) -> tuple[attngen.Kernel, Rendered]:
