@@ -283,7 +283,7 @@ def run_mutants(
     """Build each mutant of `text` (-O1) and run `check` on it, in a process of its own.
 
     limit_s: processor time of one check; a mutant that takes longer counts as noticed: it hangs.
-             None is 20 times what the kernel itself takes, and at least 2 seconds.
+             None is 8 times what the kernel itself takes, and at least 2 seconds.
     report:  called with each outcome as it is known, from several threads.
     Errors:  ValueError when the check fails on the kernel itself.
     """
@@ -297,7 +297,7 @@ def run_mutants(
         answer = _run_check(check, original, limit_s or 600.0)
         if answer.complaint is not None:
             raise ValueError(f"the kernel itself does not pass the check: {answer.complaint}")
-        limit = limit_s or max(2.0, 20 * answer.seconds)
+        limit = limit_s or max(2.0, 8 * answer.seconds)
         machine_code = original.read_bytes()
 
         def judge(mutant: Mutant) -> Outcome:
