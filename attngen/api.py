@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, final, get_args
@@ -48,7 +48,7 @@ from attngen.compiler import (
 )
 from attngen.diagnostics.diagnostic import AttnError
 from attngen.engines.call_plan import Call, CallPlans, DoneCall, NewArray
-from attngen.engines.outputs import Outputs, find_overlap, workspace_shape
+from attngen.engines.outputs import Outputs, due_workspaces, find_overlap, workspace_shape
 from attngen.executor.errors import ReadOutside
 from attngen.frontend.check import Checked, check
 from attngen.frontend.load import Unit, load_file, load_text
@@ -258,7 +258,9 @@ class Kernel:
         self._make_ready(compiled, device, like=q)
         rows = binding.sizes["B"], binding.sizes["Hq"], binding.rows[1] - binding.rows[0]
         state = _State.allocate(rows, binding.sizes["Dv"], q)
-        self._run(compiled, binding, Outputs(**state.views), device, like=q)
+        written = state.arrays
+        written |= _allocate_workspaces(compiled.program, binding, q, besides=written)
+        self._run(compiled, binding, Outputs(**_views(written)), device, like=q)
         m, l, acc = (_to_array(a, device) for a in (state.m, state.l, state.acc))  # noqa: E741
         row_state = self.attention.row_state
         if not row_state.running_max:
@@ -395,15 +397,8 @@ class Kernel:
         new = [NewArray(name, per_row, "fp32") for name in wanted if name != "o"]
         if out is None:
             new.insert(0, NewArray("o", _out_shape(binding, layout), binding.dtype.name))
-        workspaces = program.launches[0].workspaces
-        return new + [NewArray(w.name, workspace_shape(w, binding), "fp32") for w in workspaces]
-
-    def _workspaces(self, program: Program, binding: Binding, like: Array) -> _State:
-        arrays = {
-            w.name.removeprefix("state_"): allocate(workspace_shape(w, binding), "fp32", like)
-            for w in program.launches[0].workspaces
-        }
-        return _State(**arrays)
+        workspaces = due_workspaces(program, binding)
+        return new + [NewArray(w.name, workspace_shape(w, binding), w.element) for w in workspaces]
 
     def _raise_report(self, number: int, binding: Binding) -> None:
         """Raise what a checked kernel reported, if anything."""
@@ -498,10 +493,11 @@ class Kernel:
         if device.kind == "cpu":
             self._library(compiled)
             return
-        launch = compiled.rendered.launch
         if like is not None and _is_capturing(device, like):
-            raise AttnError(NotPrepared(None, launch.kernel, str(device)))
-        self._module(compiled).prepare(launch.kernel, device, shared_bytes=launch.shared_bytes)
+            raise AttnError(NotPrepared(None, compiled.rendered.launch.kernel, str(device)))
+        module = self._module(compiled)
+        for launch in compiled.program.launches:
+            module.prepare(launch.kernel, device, shared_bytes=launch.shared_bytes)
         compiled.loaded.add(device.index)
 
     def _run(
@@ -597,17 +593,18 @@ class Kernel:
         if begin < end:
             one_row = replace(binding, rows=(begin, begin + 1), keys=(key, key))
             o = allocate((B, Hq, 1, Dv), binding.dtype.name, like)
-            written = {"o": view(o, "o", is_output=True), "lse": view(lse, "lse", is_output=True)}
-            state = self._workspaces(compiled.program, one_row, like)
-            self._run(compiled, one_row, Outputs(**written, **state.views), device, like)
+            written = {"o": o, "lse": lse}
+            written |= _allocate_workspaces(compiled.program, one_row, like)
+            self._run(compiled, one_row, Outputs(**_views(written)), device, like)
         return _to_array(lse, device)
 
 
-class _State:
-    """Arrays of a row state, and their views."""
+class _State(NamedTuple):
+    """Arrays of a row state."""
 
-    def __init__(self, m: Array = None, l: Array = None, acc: Array = None) -> None:  # noqa: E741
-        self.m, self.l, self.acc = m, l, acc
+    m: Array
+    l: Array  # noqa: E741
+    acc: Array
 
     @staticmethod
     def allocate(rows: tuple[int, int, int], head_dim_v: int, like: Array) -> _State:
@@ -618,9 +615,24 @@ class _State:
         )
 
     @property
-    def views(self) -> dict[str, ArrayView]:
-        named = {"state_m": self.m, "state_l": self.l, "state_acc": self.acc}
-        return {n: view(x, n, is_output=True) for n, x in named.items() if x is not None}
+    def arrays(self) -> dict[str, Array]:
+        """By the names of the argument struct."""
+        return {f"state_{name}": array for name, array in self._asdict().items()}
+
+
+def _allocate_workspaces(
+    program: Program, binding: Binding, like: Array, besides: Collection[str] = ()
+) -> dict[str, Array]:
+    """The scratch arrays of one call by name, but for those that are there already."""
+    return {
+        w.name: allocate(workspace_shape(w, binding), w.element, like)
+        for w in due_workspaces(program, binding)
+        if w.name not in besides
+    }
+
+
+def _views(arrays: Mapping[str, Array]) -> dict[str, ArrayView]:
+    return {name: view(x, name, is_output=True) for name, x in arrays.items()}
 
 
 def _require_choice(name: str, value: Any, choices: Any) -> None:

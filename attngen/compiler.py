@@ -24,7 +24,7 @@ from attngen.diagnostics.diagnostic import AttnError
 from attngen.diagnostics.internal import require_valid
 from attngen.frontend.check import Checked
 from attngen.ir.attention import Attention
-from attngen.ir.program import Launch, Program, TileProgram
+from attngen.ir.program import Launch, Program, TileProgram, grid_of
 from attngen.ir.schedule import Schedule
 from attngen.ir.types import Element
 from attngen.ir.verify import verify_program
@@ -68,7 +68,8 @@ class Rendered:
 
     @property
     def launch(self) -> Launch:
-        return self.program.launches[0]
+        """The one that writes the outputs."""
+        return self.program.main
 
 
 def render_program(
@@ -110,7 +111,9 @@ def render_lowered(
     source = lowered.family.render(program, target, is_checked=is_checked, is_aligned=is_aligned)
     dtype = program.attention.dtype
     assert dtype is not None
-    arguments = layout_arguments(program.attention, dtype, is_checked=is_checked)
+    arguments = layout_arguments(
+        program.attention, dtype, program.workspaces, is_checked=is_checked
+    )
     return Rendered(program, target, source, arguments, lowered.notes)
 
 
@@ -120,7 +123,7 @@ def plan_for_numpy(checked: Checked, dtype: Element, head_dims: tuple[int, int])
     schedule = checked.schedule_for("numpy")
     tile_q, tile_kv = schedule.tile_q or 64, schedule.tile_kv or 64
     tiles = TileProgram(tile_q, tile_kv, build_loop_nest(attention.row_state, schedule))
-    launch = Launch(f"{attention.name}_forward", "numpy", tiles, 1, 0, ())
+    launch = Launch(f"{attention.name}_forward", "numpy", tiles, grid_of(tiles), 1, 0, ())
     complete = replace(schedule, tile_q=tile_q, tile_kv=tile_kv)
     return Program(attention, complete, (launch,))
 

@@ -3,11 +3,12 @@
     {"launches": [{"kernel": …, "grid": "B * Hq * ceil_div(q_end - q_begin, 16)", …}],
      "arguments": {"bytes": 312, "fields": [{"name": "q", "offset": 0, …}, …]}, …}
 
-A launch takes one parameter, the argument struct by value: fill its fields at their offsets,
-allocate the workspaces, evaluate the grid's formula, and call `cuLaunchKernel`.  Formulas are
-text over names of integer fields and `rows`; `ceil_div(a, b)` is the smallest integer that is
-not below a / b.  The same program and compiler give the same bytes; nothing of the machine,
-the time or the folder is in it.
+Launches run in order on one stream.  Each takes one parameter, the argument struct by value, and
+all of them the same bytes: fill its fields at their offsets, allocate the workspaces, evaluate the
+grid's formula, and call `cuLaunchKernel`.  Where `launch_when` does not hold, leave the launch out,
+and its workspaces null.  Formulas are text over names of integer fields, and `grid`, the number of
+blocks; `ceil_div(a, b)` is the smallest integer that is not below a / b.  The same program and
+compiler give the same bytes; nothing of the machine, the time or the folder is in it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from attngen.compiler import Rendered
 from attngen.diagnostics.internal import require_valid
 from attngen.ir.attention import Attention, Param, Tensor
 from attngen.ir.digest import digest_attention
-from attngen.ir.program import Axis, Launch, Loop, TileProgram, Workspace, walk
+from attngen.ir.program import CeilDiv, Dim, Launch, Program, Workspace
 from attngen.kernels import all_families
 
 __all__ = ["FORMAT", "build_manifest", "format_manifest", "grid_formula"]
@@ -37,7 +38,7 @@ __all__ = ["FORMAT", "build_manifest", "format_manifest", "grid_formula"]
 FORMAT: Final = "attngen-manifest/1"
 """Changes when a field goes or changes its meaning; new fields leave it as it is."""
 
-_FLOAT_BYTES: Final = 4
+_ELEMENT_BYTES: Final = 4
 _TYPES: Final = {"Q": ("pointer", 8), "q": ("int64", 8), "i": ("int32", 4), "f": ("float32", 4)}
 _SIZES: Final = {
     "B": "batch", "Hq": "query heads", "Hkv": "key/value heads", "Sq": "query rows of the problem",
@@ -55,7 +56,8 @@ def build_manifest(
 
     Errors:  A507 when the cubin is damaged; A901 when it does not fit the program.
     """
-    attention, launch = rendered.program.attention, rendered.launch
+    program = rendered.program
+    attention, launch = program.attention, program.main
     resources = read_resources(compiled.binary)
     require_valid("compiling", list(_disagreements(rendered, resources)))
     spills = spills_from_log(compiled.log)
@@ -84,9 +86,9 @@ def build_manifest(
         },
         "launches": [
             _launch(rendered, each, resources[each.kernel], spills.get(each.kernel))
-            for each in rendered.program.launches
+            for each in program.launches
         ],
-        "arguments": _arguments(rendered.arguments, attention),
+        "arguments": _arguments(rendered.arguments, program),
     }
 
 
@@ -162,8 +164,8 @@ def _launch(
     return {
         "kernel": launch.kernel,
         "family": launch.family,
-        "grid": grid_formula(launch.tiles),
-        "launch_when": "grid > 0 and q_end > q_begin",
+        "grid": grid_formula(launch),
+        "launch_when": _condition(launch),
         "threads": launch.threads,
         "dynamic_shared_bytes": shared,
         "static_shared_bytes": found.shared_bytes,
@@ -181,43 +183,59 @@ def _launch(
     }
 
 
-def grid_formula(tiles: TileProgram) -> str:
-    """Blocks of a launch, along x: one per iteration of its parallel loops."""
-    iterations = {
-        Axis.BATCH_HEAD: "B * Hq",
-        Axis.Q: f"ceil_div(q_end - q_begin, {tiles.tile_q})",
-    }
-    parallel = [n.axis for n in walk(tiles.body) if isinstance(n, Loop) and n.parallel]
-    return " * ".join(iterations[axis] for axis in parallel)
+_COVERED: Final = {"rows": "q_end - q_begin", "keys": "kv_end - kv_begin"}
+"""Sizes of a call that are no fields."""
+
+
+def grid_formula(launch: Launch) -> str:
+    """Blocks of a launch, along x."""
+    return " * ".join(_dim(dim, {}) for dim in launch.grid)
+
+
+def _condition(launch: Launch) -> str:
+    parts = [f"{_COVERED.get(c.size, c.size)} > {c.number}" for c in launch.when]
+    return " and ".join(["grid > 0", *(parts or ["q_end > q_begin"])])
 
 
 def _workspace(workspace: Workspace, rendered: Rendered) -> dict[str, Any]:
-    """A float32 scratch array; the argument of the same name points at it."""
+    """A scratch array; the argument of the same name points at it."""
     attention = rendered.program.attention
-    known: dict[str | int, str | int | None] = {
-        "Dqk": attention.head_dim_qk, "Dv": attention.head_dim_v, "rows": "(q_end - q_begin)",
-    }  # fmt: skip
-    dims = [known.get(dim, dim) for dim in workspace.dims]
+    known = {"Dqk": str(attention.head_dim_qk), "Dv": str(attention.head_dim_v)}
+    dims = [_dim(dim, known) for dim in workspace.dims]
     return {
         "argument": workspace.name,
-        "element": "fp32",
-        "bytes": " * ".join(map(str, (*dims, _FLOAT_BYTES))),
+        "element": workspace.element,
+        "bytes": " * ".join((*dims, str(_ELEMENT_BYTES))),
     }
+
+
+def _dim(dim: Dim, known: Mapping[str, str]) -> str:
+    """A factor of a formula; `known` are sizes that are numbers already."""
+    if isinstance(dim, CeilDiv):
+        return f"ceil_div({_COVERED.get(dim.size, dim.size)}, {dim.by})"
+    if dim in _COVERED:
+        return f"({_COVERED[str(dim)]})"
+    return known.get(str(dim), str(dim))
 
 
 # ---- the argument struct -----------------------------------------------------------------------
 
 
-def _arguments(layout: ArgumentLayout, attention: Attention) -> dict[str, Any]:
+def _arguments(layout: ArgumentLayout, program: Program) -> dict[str, Any]:
+    may_be_null = {"o", "lse", "row_max", "state_m", "state_l", "state_acc"}
+    may_be_null |= {w.name for w in program.workspaces}
     return {
         "bytes": layout.size,
         "alignment": 8,
         "byte_order": "little",
-        "fields": [_field(field, attention) for field in layout.fields],
+        "fields": [
+            _field(field, program.attention, is_nullable=field.name in may_be_null)
+            for field in layout.fields
+        ],
     }
 
 
-def _field(field: Field, attention: Attention) -> dict[str, Any]:
+def _field(field: Field, attention: Attention, *, is_nullable: bool) -> dict[str, Any]:
     type_, size = _TYPES[field.format]
     return {
         "name": field.name,
@@ -226,7 +244,7 @@ def _field(field: Field, attention: Attention) -> dict[str, Any]:
         "offset": field.offset,
         "bytes": size,
         "meaning": _meaning(field, attention),
-        "nullable": field.name in ("o", "lse", "row_max") or field.name.startswith("state_"),
+        "nullable": is_nullable,
     }
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final, final
 
 from attngen.analysis.ranges import INT32, compile_time_ranges
 from attngen.ir.attention import Attention
+from attngen.ir.program import Workspace
 from attngen.ir.types import Element, ScalarType
 from attngen.record import record
 
@@ -29,6 +30,8 @@ C_ELEMENT: Final = {
 _FORMAT: Final = {"pointer": "Q", "ag_i64": "q", "int": "i", "float": "f"}
 _BYTES: Final = {"Q": 8, "q": 8, "i": 4, "f": 4}
 _OPERAND_DIMS: Final = ("b", "h", "s", "d")
+_C_WORKSPACE: Final = {"fp32": "float", "int32": "int"}
+_ROW_STATE: Final = frozenset(("state_m", "state_l", "state_acc"))
 
 
 @final
@@ -74,9 +77,17 @@ class ArgumentLayout:
 
 
 def layout_arguments(
-    attention: Attention, dtype: Element, *, is_checked: bool = False
+    attention: Attention,
+    dtype: Element,
+    workspaces: tuple[Workspace, ...] = (),
+    *,
+    is_checked: bool = False,
 ) -> ArgumentLayout:
-    """The argument struct of a forward kernel; a checked one has a place for its report."""
+    """The argument struct that all kernels of a program take.
+
+    workspaces:  the program's; the row state has its place in every struct.
+    is_checked:  there is a place for the report.
+    """
     element = C_ELEMENT[dtype.name]
     pointers = [(name, f"const {element}*", "") for name in "qkv"]
     pointers += [
@@ -86,6 +97,11 @@ def layout_arguments(
         ("state_m", "float*", "row state, [B, Hq, rows]; null when nothing needs it"),
         ("state_l", "float*", ""),
         ("state_acc", "float*", "[B, Hq, rows, Dv]"),
+    ]
+    pointers += [
+        (w.name, f"{_C_WORKSPACE[w.element]}*", "workspace; null when nothing made it")
+        for w in workspaces
+        if w.name not in _ROW_STATE
     ]
     pointers += [
         (f"t_{t.name}", f"const {C_ELEMENT[t.element.name]}*", f"tensor {t.name}")

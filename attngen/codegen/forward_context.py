@@ -76,7 +76,7 @@ def forward_context(
     templates:  the files that the text comes from, the family's own template first.
     schedule:   the complete schedule in the words of the header.
     """
-    attention, launch = program.attention, program.launches[0]
+    attention, launch = program.attention, program.main
     assert attention.dtype is not None
     qk, v = head_dims(attention)
 
@@ -99,7 +99,9 @@ def forward_context(
         tile_kv=launch.tiles.tile_kv,
         head_dim_qk=qk,
         head_dim_v=v,
-        arguments=layout_arguments(attention, attention.dtype, is_checked=is_checked),
+        arguments=layout_arguments(
+            attention, attention.dtype, program.workspaces, is_checked=is_checked
+        ),
         is_checked=is_checked,
         tensors=tensor_reads(attention),
         lets=let_formulas(attention, printer),

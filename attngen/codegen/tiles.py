@@ -9,15 +9,15 @@ from attngen.analysis.ranges import INT32, LONGEST
 from attngen.analysis.tile_classes import classify_tiles, key_may_attend
 from attngen.codegen.expr import Body, ExprPrinter, Variable
 from attngen.ir.attention import Attention
-from attngen.ir.expr import Const, Expr, Let, Symbol, expr_type
+from attngen.ir.expr import Const, Expr, Let, Role, Symbol, expr_type
 from attngen.ir.interval import Interval
-from attngen.ir.traverse import rewrite
+from attngen.ir.traverse import postorder, rewrite
 from attngen.ir.types import ScalarType
 from attngen.passes.fold_constants import fold_expr
 from attngen.passes.name_shared import name_shared_nodes
 from attngen.record import record
 
-__all__ = ["SummaryFormula", "TileFormulas", "tile_formulas"]
+__all__ = ["KeySets", "SummaryFormula", "TileFormulas", "find_key_sets", "tile_formulas"]
 
 
 @final
@@ -49,6 +49,26 @@ class RangeFormulas:
 
 @final
 @record
+class KeySets:
+    """The heads that share what is summarised along keys; other heads are another set.
+
+    mask  doc[b, kv] == doc[b, qpos]    B sets: all heads of a sequence share one
+    mask  table[kv] == doc[b, qpos]     one set
+
+    dims        their number, a product; () is one
+    ends        numbers of a key tile: the minimum and the maximum of each summary
+    of_head     C++ of the set of the head `at`
+    first_head  C++ of the first head of the set `set`, as a block counts heads
+    """
+
+    dims: tuple[str, ...]
+    ends: int
+    of_head: str
+    first_head: str
+
+
+@final
+@record
 class TileFormulas:
     """What a kernel asks of a tile; None where the answer is always yes.
 
@@ -64,6 +84,7 @@ class TileFormulas:
     is_never_full: bool
     row_summaries: tuple[SummaryFormula, ...]
     key_summaries: tuple[SummaryFormula, ...]
+    key_sets: KeySets | None
     key_may: Body | None
 
 
@@ -104,7 +125,40 @@ def tile_formulas(attention: Attention) -> TileFormulas:
         is_never_full=isinstance(everywhere, Const) and everywhere.value is False,
         row_summaries=formulas("row"),
         key_summaries=formulas("key"),
+        key_sets=find_key_sets(attention),
         key_may=body(alive),
+    )
+
+
+def find_key_sets(attention: Attention) -> KeySets | None:
+    """Who shares the summaries of keys; None where a mask has none.
+
+    A length of its own makes the keys of a sequence its own, too.
+    """
+    summaries = classify_tiles(attention).key_summaries
+    if not summaries:
+        return None
+    nodes = postorder(*(s.value for s in summaries))
+    read = {n.name for n in nodes if isinstance(n, Symbol) and n.role in (Role.INDEX, Role.SIZE)}
+    has_own_rows = "Sq" in read and attention.length_q is not None
+    by_batch = "b" in read or attention.length_kv is not None or has_own_rows
+    match ("h" in read, "hkv" in read):
+        case (True, _):
+            heads, head, first_head = ("Hq",), "at.h", "set"
+        case (False, True):
+            heads, head, first_head = ("Hkv",), "at.hkv", "set * (args.Hq / args.Hkv)"
+        case _:
+            return KeySets(
+                ("B",) if by_batch else (),
+                2 * len(summaries),
+                "at.b" if by_batch else "0",
+                "set * args.Hq",
+            )
+    return KeySets(
+        ("B", *heads) if by_batch else heads,
+        2 * len(summaries),
+        f"at.b * args.{heads[0]} + {head}" if by_batch else head,
+        first_head,
     )
 
 

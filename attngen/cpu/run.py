@@ -6,7 +6,7 @@ import ctypes
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, final
@@ -81,6 +81,11 @@ class RunReport:
     shared_wavefronts: int
     shared_wavefronts_least: int
     seconds: float
+
+    @classmethod
+    def total(cls, reports: Sequence[RunReport]) -> RunReport:
+        """What several runs did together."""
+        return cls(*(sum(getattr(r, f.name) for r in reports) for f in fields(cls)))
 
 
 def copy_apart(array: np.ndarray[Any, Any], *, margin: int = 1 << 16) -> np.ndarray[Any, Any]:

@@ -3,7 +3,7 @@
 A full call looks at its arrays, checks them against the declaration, chooses a specialisation
 and fills the argument struct, in 40 to 150 microseconds.  All but addresses and params follows
 from few facts, the call's key.  So the first call with a key leaves a plan: the struct's bytes,
-and the launch.  The next one allocates its outputs, puts its own addresses and params into a
+and the launches.  The next one allocates its outputs, puts its own addresses and params into a
 copy of the bytes, and starts.
 
     read     arrays, params                → Call: key, addresses, checked params, plan if any
@@ -207,10 +207,11 @@ class CallPlan:
                     return None
                 pointers.append(found[0])
             block = self._fill_block(call, pointers)
-            stream = current_stream(self._ready.device, like)
+            stream = current_stream(self._ready[0].device, like)
         except Exception:  # the full call meets it again, and explains it
             return None
-        self._ready.start(stream, block)
+        for launch in self._ready:
+            launch.start(stream, block)
         if out is not None:
             arrays.append(out)
         if len(self._returned) == 1:

@@ -8,7 +8,7 @@ from attngen.backend.device import ITEM_BYTES, ArrayView
 from attngen.binding import Binding
 from attngen.compiler import Rendered
 from attngen.cpu.run import Landing, MemoryRange, Mode, RunReport, run_on_cpu
-from attngen.engines.outputs import Outputs, argument_values, grid_size, reach
+from attngen.engines.outputs import Outputs, argument_values, due_launches, reach
 
 __all__ = ["run_on_host"]
 
@@ -24,13 +24,14 @@ def run_on_host(
     seed: int = 0,
     check: bool = False,
 ) -> RunReport | None:
-    """Run a built library of the text; None when there is nothing to run.
+    """Run a built library of the text, launch by launch; None when there is nothing to run.
 
-    `check` also looks for races and reads of unwritten shared memory, which takes longer.
+    `check` also looks for races and reads of unwritten shared memory, which takes longer.  The
+    report is the sum over the launches.
     """
-    launch = rendered.launch
-    grid = grid_size(binding, launch.tiles)
-    if grid == 0:
+    program = rendered.program
+    launches = due_launches(program, binding, outputs)
+    if not launches:
         return None
     written = outputs.views()
     read = {"q": binding.q, "k": binding.k, "v": binding.v, **binding.tensors}
@@ -39,19 +40,24 @@ def run_on_host(
         # The range of an output may lie within that of an input: both are slices of a buffer.
         is_shared = any(_meet(view, other) for other in written.values())
         ranges.append(_range(name, view, is_writable=is_shared))
-    return run_on_cpu(
-        library,
-        launch.kernel,
-        rendered.arguments.pack(argument_values(binding, outputs)),
-        grid=grid,
-        threads=launch.threads,
-        shared_bytes=launch.shared_bytes,
-        ranges=ranges,
-        mode=mode,
-        landing=landing,
-        seed=seed,
-        check=check,
-    )
+    block = rendered.arguments.pack(argument_values(program, binding, outputs))
+    reports = [
+        run_on_cpu(
+            library,
+            launch.kernel,
+            block,
+            grid=grid,
+            threads=launch.threads,
+            shared_bytes=launch.shared_bytes,
+            ranges=ranges,
+            mode=mode,
+            landing=landing,
+            seed=seed,
+            check=check,
+        )
+        for launch, grid in launches
+    ]
+    return RunReport.total(reports)
 
 
 def _range(name: str, view: ArrayView, *, is_writable: bool) -> MemoryRange:

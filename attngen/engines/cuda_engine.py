@@ -15,7 +15,7 @@ from attngen.binding import Binding
 from attngen.compiler import Rendered
 from attngen.diagnostics.diagnostic import AttnError
 from attngen.diagnostics.span import Source
-from attngen.engines.outputs import Outputs, argument_values, grid_size
+from attngen.engines.outputs import Outputs, argument_values, due_launches
 
 __all__ = ["Launched", "compile_rendered", "launch_on_gpu", "resources_of"]
 
@@ -43,14 +43,14 @@ def compile_rendered(rendered: Rendered, text: str | None = None) -> Compiled:
 
 
 def resources_of(rendered: Rendered, compiled: Compiled) -> KernelResources:
-    """Registers, stack and shared memory that the compiler gave the kernel."""
+    """Registers, stack and shared memory that the compiler gave the kernel that writes o."""
     return read_resources(compiled.binary)[rendered.launch.kernel]
 
 
 class Launched(NamedTuple):
-    """What was queued: the launch, and the bytes of its argument struct."""
+    """What was queued: launches in order, and the bytes of the argument struct that they share."""
 
-    ready: ReadyLaunch
+    ready: tuple[ReadyLaunch, ...]
     block: bytes
 
 
@@ -64,19 +64,23 @@ def launch_on_gpu(
     stream: int,
 ) -> Launched | None:
     """Queue the program on a stream; None when the problem is empty and nothing was launched."""
-    launch = rendered.launch
-    grid = grid_size(binding, launch.tiles)
-    if grid == 0:
+    program = rendered.program
+    launches = due_launches(program, binding, outputs)
+    if not launches:
         return None
-    block = rendered.arguments.pack(argument_values(binding, outputs))
-    ready = module.ready(
-        launch.kernel,
-        len(block),
-        device=device,
-        stream=stream,
-        grid=grid,
-        threads=launch.threads,
-        shared_bytes=launch.shared_bytes,
+    block = rendered.arguments.pack(argument_values(program, binding, outputs))
+    ready = tuple(
+        module.ready(
+            launch.kernel,
+            len(block),
+            device=device,
+            stream=stream,
+            grid=grid,
+            threads=launch.threads,
+            shared_bytes=launch.shared_bytes,
+        )
+        for launch, grid in launches
     )
-    ready.start(stream, block)
+    for each in ready:
+        each.start(stream, block)
     return Launched(ready, block)

@@ -21,7 +21,7 @@ def run_in_numpy(program: Program, binding: Binding, outputs: Outputs) -> None:
     result = execute(
         program.attention,
         program.schedule,
-        program.launches[0].tiles,
+        program.main.tiles,
         as_numpy(binding.q),
         as_numpy(binding.k),
         as_numpy(binding.v),

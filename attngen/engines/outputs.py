@@ -12,10 +12,11 @@ import numpy as np
 
 from attngen.backend.device import ITEM_BYTES, ArrayView
 from attngen.binding import Binding
-from attngen.ir.program import Axis, Loop, TileProgram, Workspace, walk
+from attngen.ir.program import Launch, Program, Workspace, evaluate_dims
 
 __all__ = [
-    "Outputs", "argument_values", "find_overlap", "grid_size", "reach", "workspace_shape",
+    "Outputs", "argument_values", "due_launches", "due_workspaces", "find_overlap", "grid_size",
+    "reach", "workspace_shape",
 ]  # fmt: skip
 
 _WORK: Final = 10_000
@@ -31,6 +32,8 @@ class Outputs:
 
     Shapes: o [B, Hq, rows, Dv]; lse, row_max [B, Hq, rows] and the row state m, l [B, Hq, rows],
     acc [B, Hq, rows, Dv], all float32 and contiguous.  Without `o` the row state is the result.
+    key_ends is the workspace of the launch that summarises keys, int32; without it that launch is
+    left out.
     """
 
     o: ArrayView | None = None
@@ -39,6 +42,7 @@ class Outputs:
     state_m: ArrayView | None = None
     state_l: ArrayView | None = None
     state_acc: ArrayView | None = None
+    key_ends: ArrayView | None = None
     report: ArrayView | None = None
     """int32 [1], 0 before the launch: what a checked kernel writes when a read was outside."""
 
@@ -47,17 +51,20 @@ class Outputs:
         named = {
             "o": self.o, "lse": self.lse, "row_max": self.row_max,
             "state_m": self.state_m, "state_l": self.state_l, "state_acc": self.state_acc,
-            "report": self.report,
+            "key_ends": self.key_ends, "report": self.report,
         }  # fmt: skip
         return {name: view for name, view in named.items() if view is not None}
 
 
-def argument_values(binding: Binding, outputs: Outputs) -> dict[str, Any]:
-    """One value per member of the argument struct."""
+_NULLABLE: Final = ("o", "lse", "row_max", "state_m", "state_l", "state_acc")
+
+
+def argument_values(program: Program, binding: Binding, outputs: Outputs) -> dict[str, Any]:
+    """One value per member of the argument struct, which all launches of a program share."""
     written = outputs.views()
     values: dict[str, Any] = {
         name: written[name].pointer if name in written else 0
-        for name in ("o", "lse", "row_max", "state_m", "state_l", "state_acc")
+        for name in (*_NULLABLE, *(w.name for w in program.workspaces))
     }
     if "report" in written:
         values["report"] = written["report"].pointer
@@ -83,19 +90,44 @@ def argument_values(binding: Binding, outputs: Outputs) -> dict[str, Any]:
 
 def workspace_shape(workspace: Workspace, binding: Binding) -> tuple[int, ...]:
     """The shape of a scratch array for one call."""
-    known: Mapping[str, int] = {**binding.sizes, "rows": binding.rows[1] - binding.rows[0]}
-    return tuple(known[d] if isinstance(d, str) else d for d in workspace.dims)
+    return evaluate_dims(workspace.dims, _sizes(binding))
 
 
-def grid_size(binding: Binding, tiles: TileProgram) -> int:
-    """Blocks of a launch: one per iteration of its parallel loops; 0 when there are no rows."""
-    rows = binding.rows[1] - binding.rows[0]
-    iterations = {
-        Axis.BATCH_HEAD: binding.sizes["B"] * binding.sizes["Hq"],
-        Axis.Q: -(-rows // tiles.tile_q),
-    }
-    parallel = [n.axis for n in walk(tiles.body) if isinstance(n, Loop) and n.parallel]
-    return math.prod(iterations[axis] for axis in parallel) if rows else 0
+def due_workspaces(program: Program, binding: Binding) -> list[Workspace]:
+    """The scratch arrays to allocate for one call, in order."""
+    return [w for each in program.launches if _is_due(each, binding) for w in each.workspaces]
+
+
+def due_launches(program: Program, binding: Binding, outputs: Outputs) -> list[tuple[Launch, int]]:
+    """The launches of one call and their blocks, in order; none when the problem is empty.
+
+    One that a call can do without is there when its workspaces are.
+    """
+    if grid_size(binding, program.main) == 0:
+        return []
+    written = outputs.views().keys()
+    return [
+        (each, grid_size(binding, each))
+        for each in program.launches
+        if not each.when or all(w.name in written for w in each.workspaces)
+    ]
+
+
+def grid_size(binding: Binding, launch: Launch) -> int:
+    """Blocks of a launch; 0 when there are no rows."""
+    sizes = _sizes(binding)
+    return math.prod(evaluate_dims(launch.grid, sizes)) if sizes["rows"] else 0
+
+
+def _is_due(launch: Launch, binding: Binding) -> bool:
+    sizes = _sizes(binding)
+    return all(sizes[condition.size] > condition.number for condition in launch.when)
+
+
+def _sizes(binding: Binding) -> Mapping[str, int]:
+    """The sizes of a call by name, and how many rows and keys it covers."""
+    (q_begin, q_end), (kv_begin, kv_end) = binding.rows, binding.keys
+    return {**binding.sizes, "rows": q_end - q_begin, "keys": kv_end - kv_begin}
 
 
 def reach(view: ArrayView) -> tuple[int, int]:

@@ -32,7 +32,7 @@ from attngen.ir.expr import (
     Symbol,
     ToFloat,
 )
-from attngen.ir.program import Launch, Loop, Node, Program, Step
+from attngen.ir.program import CeilDiv, Dim, Launch, Loop, Node, Program, Step
 from attngen.ir.schedule import Schedule
 from attngen.ir.traverse import children, postorder
 
@@ -268,12 +268,19 @@ def _launch(launch: Launch) -> Iterator[str]:
     tiles = launch.tiles
     yield f"launch {launch.kernel}"
     yield f"    family    {launch.family}"
+    if launch.when:
+        yield f"    when      {' and '.join(f'{c.size} > {c.number}' for c in launch.when)}"
     yield f"    tile      q = {tiles.tile_q}, kv = {tiles.tile_kv}"
+    yield f"    grid      {' * '.join(map(_dim, launch.grid))}"
     yield f"    threads   {launch.threads}"
     yield f"    shared    {launch.shared_bytes} bytes"
-    for workspace in launch.workspaces:
-        yield f"    workspace {workspace.name}[{', '.join(map(str, workspace.dims))}]"
+    for w in launch.workspaces:
+        yield f"    workspace {w.name} : {w.element}[{', '.join(map(_dim, w.dims))}]"
     yield from _nest(tiles.body, "    ")
+
+
+def _dim(dim: Dim) -> str:
+    return f"ceil_div({dim.size}, {dim.by})" if isinstance(dim, CeilDiv) else str(dim)
 
 
 def _nest(nodes: tuple[Node, ...], indent: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The loop nest of one kernel: which tiles, in what order, and the named steps between.
+"""The launches of a call, and the loop nest of each: which tiles, in what order, which steps.
 
     Node = Loop(axis, parallel, Node*) | Step(op)
 
@@ -8,7 +8,7 @@ print it, and the loop nests of `docs/from-softmax-to-flash-attention.md` are th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import TypeAlias, final
 
@@ -18,14 +18,19 @@ from attngen.record import record
 
 __all__ = [
     "Axis",
+    "CeilDiv",
+    "Dim",
     "Launch",
     "Loop",
+    "MoreThan",
     "Node",
     "Op",
     "Program",
     "Step",
     "TileProgram",
     "Workspace",
+    "evaluate_dims",
+    "grid_of",
     "walk",
 ]
 
@@ -41,6 +46,8 @@ class Axis(Enum):
 class Op(Enum):
     """The steps, in the words that kernels, executor and documentation share."""
 
+    SUMMARISE_KEYS = "summarise_keys"
+    """key_ends = minimum and maximum, over a key tile, of what the mask reads along keys"""
     LOAD_QUERY = "load_query"
     LOAD_KEY = "load_key"
     LOAD_VALUE = "load_value"
@@ -109,24 +116,62 @@ class TileProgram:
 
 @final
 @record
+class CeilDiv:
+    """How many pieces of `by` cover a size: the smallest integer that is not below size / by."""
+
+    size: str
+    by: int
+
+
+Dim: TypeAlias = str | int | CeilDiv
+"""A number that a call decides.
+
+A name is a size of the call: `B`, `Hq`, `Hkv`, `Sq`, `Skv`, `Dqk`, `Dv`, or `rows` and `keys`,
+those that the launch covers.
+"""
+
+
+@final
+@record
+class MoreThan:
+    """Whether a size of the call is larger than a number."""
+
+    size: str
+    number: int
+
+
+@final
+@record
 class Workspace:
-    """A float32 scratch array that a launch needs: `dims` are size names and numbers, a product."""
+    """A scratch array that a launch needs; its elements are counted by the product of `dims`.
+
+    The argument of the same name points at it.  `element` is "fp32" or "int32".
+    """
 
     name: str
-    dims: tuple[str | int, ...]
+    dims: tuple[Dim, ...]
+    element: str = "fp32"
 
 
 @final
 @record
 class Launch:
-    """One kernel launch.  Grid: one block per iteration of the parallel loops."""
+    """One kernel launch.
+
+    grid:        blocks, the product of these.
+    workspaces:  what it writes; launches behind it may read them.
+    when:        a call needs all of these to have the launch; () is every call.  Where it is left
+                 out, its workspaces are null, and the launches behind it do without.
+    """
 
     kernel: str
     family: str
     tiles: TileProgram
+    grid: tuple[Dim, ...]
     threads: int
     shared_bytes: int
     workspaces: tuple[Workspace, ...]
+    when: tuple[MoreThan, ...] = ()
 
 
 @final
@@ -137,6 +182,41 @@ class Program:
     attention: Attention
     schedule: Schedule
     launches: tuple[Launch, ...]
+
+    @property
+    def main(self) -> Launch:
+        """The launch that writes the outputs, for which those before it prepare."""
+        return self.launches[-1]
+
+    @property
+    def workspaces(self) -> tuple[Workspace, ...]:
+        """Those of all launches."""
+        return tuple(w for launch in self.launches for w in launch.workspaces)
+
+
+def grid_of(tiles: TileProgram) -> tuple[Dim, ...]:
+    """One block per iteration of the parallel loops over batch, head and query tiles."""
+    iterations: dict[Axis, tuple[Dim, ...]] = {
+        Axis.BATCH_HEAD: ("B", "Hq"),
+        Axis.Q: (CeilDiv("rows", tiles.tile_q),),
+    }
+    parallel = [n.axis for n in walk(tiles.body) if isinstance(n, Loop) and n.parallel]
+    return tuple(dim for axis in parallel for dim in iterations[axis])
+
+
+def evaluate_dims(dims: tuple[Dim, ...], sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """The numbers of one call, whose sizes are given by name."""
+
+    def number(dim: Dim) -> int:
+        match dim:
+            case CeilDiv(size, by):
+                return -(-sizes[size] // by)
+            case str():
+                return sizes[dim]
+            case int():
+                return dim
+
+    return tuple(map(number, dims))
 
 
 def walk(nodes: tuple[Node, ...]) -> Iterator[Node]:

@@ -32,7 +32,7 @@ from attngen.ir.expr import (
 )
 from attngen.ir.functions import FUNCTIONS
 from attngen.ir.printer import print_expr
-from attngen.ir.program import Axis, Launch, Loop, Node, Op, Program, walk
+from attngen.ir.program import Axis, CeilDiv, Dim, Launch, Loop, Node, Op, Program, walk
 from attngen.ir.row_state import ROW_VALUES, RowState
 from attngen.ir.traverse import postorder
 from attngen.ir.types import ELEMENTS, FLOATING, ScalarType
@@ -299,7 +299,14 @@ _NEEDS: Final[dict[Op, tuple[Op, ...]]] = {
 
 _PER_TILE: Final[dict[Axis, tuple[Op, ...]]] = {
     Axis.Q: (Op.LOAD_QUERY, Op.SCORES, Op.MASK, Op.FINALIZE),
-    Axis.KV: (Op.LOAD_KEY, Op.LOAD_VALUE, Op.SCORES, Op.MASK, Op.ACCUMULATE),
+    Axis.KV: (
+        Op.SUMMARISE_KEYS,
+        Op.LOAD_KEY,
+        Op.LOAD_VALUE,
+        Op.SCORES,
+        Op.MASK,
+        Op.ACCUMULATE,
+    ),
 }
 """Steps that work on one tile of an axis, and so stand inside a loop over it."""
 
@@ -311,28 +318,51 @@ def verify_program(program: Program) -> list[str]:
         problems.append("there is no launch")
     names = [launch.kernel for launch in program.launches]
     problems += [f"two kernels are called {name}" for name in set(names) if names.count(name) > 1]
+    places = [workspace.name for workspace in program.workspaces]
+    problems += [f"two workspaces are called {n}" for n in set(places) if places.count(n) > 1]
+    if program.launches and program.main.when:
+        problems.append("the last launch, which writes the outputs, is left out of some calls")
+    known = {*SIZES, "Dqk", "Dv", "rows", "keys", *program.attention.named_sizes}
     for launch in program.launches:
-        found = [*_launch_facts(launch), *_loops(launch.tiles.body, ())]
+        found = [*_launch_facts(launch, known), *_loops(launch.tiles.body, ())]
         problems += [f"{launch.kernel}: {problem}" for problem in found]
     return problems + list(_order(program))
 
 
-def _launch_facts(launch: Launch) -> Iterator[str]:
+def _launch_facts(launch: Launch, known: set[str]) -> Iterator[str]:
     if launch.threads % 32 or not 32 <= launch.threads <= 1024:
         yield f"{launch.threads} threads are not 1 to 32 whole warps"
     if launch.shared_bytes < 0:
         yield "shared memory is negative"
     if launch.tiles.tile_q < 1 or launch.tiles.tile_kv < 1:
         yield f"tiles of {launch.tiles.tile_q} rows and {launch.tiles.tile_kv} keys"
-    for workspace in launch.workspaces:
-        if any(isinstance(dim, int) and dim < 1 for dim in workspace.dims):
-            yield f"workspace {workspace.name} has a dimension below 1"
-    uses_state = any(
-        not isinstance(node, Loop) and node.op in (Op.LOAD_STATE, Op.STORE_STATE)
-        for node in walk(launch.tiles.body)
+    yield from (f"its grid {problem}" for problem in _dims(launch.grid, known))
+    yield from (
+        f"its condition names {c.size}, which is no size"
+        for c in launch.when
+        if c.size not in known
     )
-    if uses_state and not launch.workspaces:
+    for w in launch.workspaces:
+        yield from (f"workspace {w.name} {problem}" for problem in _dims(w.dims, known))
+        if w.element not in ("fp32", "int32"):
+            yield f"workspace {w.name} has elements of {w.element}"
+    steps = {node.op for node in walk(launch.tiles.body) if not isinstance(node, Loop)}
+    if steps & {Op.LOAD_STATE, Op.STORE_STATE} and not launch.workspaces:
         yield "the row state is kept in a workspace that does not exist"
+    if Op.SUMMARISE_KEYS in steps and not any(w.element == "int32" for w in launch.workspaces):
+        yield "what it finds of keys goes into a workspace that does not exist"
+
+
+def _dims(dims: tuple[Dim, ...], known: set[str]) -> Iterator[str]:
+    if not dims:
+        yield "has no dimension"
+    for dim in dims:
+        name = dim.size if isinstance(dim, CeilDiv) else dim
+        number = dim.by if isinstance(dim, CeilDiv) else dim
+        if isinstance(name, str) and name not in known:
+            yield f"has the dimension {name}, which is no size"
+        if isinstance(number, int) and number < 1:
+            yield "has a dimension below 1"
 
 
 def _loops(nodes: tuple[Node, ...], around: tuple[Loop, ...]) -> Iterator[str]:

@@ -19,10 +19,22 @@ from attngen.analysis.ranges import compile_time_ranges, infer_ranges
 from attngen.codegen.expr import ExprPrinter, float_literal
 from attngen.codegen.forward_context import ForwardContext, forward_context, head_dims
 from attngen.codegen.render import render
-from attngen.codegen.tiles import TileFormulas, tile_formulas
+from attngen.codegen.tiles import TileFormulas, find_key_sets, tile_formulas
 from attngen.ir.attention import Attention
 from attngen.ir.expr import Load
-from attngen.ir.program import Launch, Program, TileProgram
+from attngen.ir.program import (
+    Axis,
+    CeilDiv,
+    Launch,
+    Loop,
+    MoreThan,
+    Op,
+    Program,
+    Step,
+    TileProgram,
+    Workspace,
+    grid_of,
+)
 from attngen.ir.schedule import LoopOrder, Normalize, Passes, Schedule
 from attngen.ir.traverse import postorder
 from attngen.ir.types import BF16, FP16, Element
@@ -39,6 +51,15 @@ _HEADS: Final = 16
 _WARPS_WANTED: Final = 8
 _OUTER_DIMS: Final = ("batch", "heads", "tokens")
 _SECTION_KILOBYTES: Final = 24 << 10
+_TILES_AT_ONCE: Final = 32
+"""Key tiles that a warp classifies together, one a lane; so many are a group."""
+
+PREPASS_KEYS: Final = 32 << 10
+"""Keys beyond which a launch of its own summarises them.
+
+Every block walks all keys that a row may see, and so reads each of them once more; a second launch
+reads each once, but costs a few microseconds whatever there is to read.  Source: DESIGN, section 4.
+"""
 _TEMPLATE: Final = "forward_mma.cu.j2"
 _TEMPLATES: Final = (
     _TEMPLATE,
@@ -71,6 +92,7 @@ class Context(ForwardContext):
     section_kilobytes: int
     weight_exponent: str
     unscale_weights: str
+    prepass: str
     weight: str
     output: str
     lse: str
@@ -173,15 +195,17 @@ class ForwardMma:
 
     def lower(self, attention: Attention, schedule: Schedule) -> Program:
         tile = _tile(schedule)
+        tiles = TileProgram(tile.q, tile.kv, build_loop_nest(attention.row_state, schedule))
         launch = Launch(
             kernel=f"{attention.name}_forward",
             family=self.name,
-            tiles=TileProgram(tile.q, tile.kv, build_loop_nest(attention.row_state, schedule)),
+            tiles=tiles,
+            grid=grid_of(tiles),
             threads=32 * tile.warps,
             shared_bytes=total_bytes(self.shared_arrays(attention, schedule)),
             workspaces=(),
         )
-        return Program(attention, schedule, (launch,))
+        return Program(attention, schedule, (*_prepass(attention, tile), launch))
 
     def why_unaligned(self, operands: Mapping[str, Strided]) -> str | None:
         """The first thing that keeps rows of q, k or v from being copied 16 bytes at a time.
@@ -256,10 +280,40 @@ class ForwardMma:
             section_kilobytes=_SECTION_KILOBYTES,
             weight_exponent=float_literal(math.log2(attention.dtype.weight_scale)),
             unscale_weights=float_literal(1.0 / attention.dtype.weight_scale),
+            prepass="".join(launch.kernel for launch in program.launches[:-1]),
             weight=printer.print_row_formula(state.weight, names),
             output=printer.print_row_formula(state.output, names),
             lse="" if state.lse is None else printer.print_row_formula(state.lse, names),
         )
+
+
+# ---- summaries of keys ahead of the launch ---------------------------------------------------
+
+
+def _prepass(attention: Attention, tile: _Tile) -> tuple[Launch, ...]:
+    """The launch that summarises keys, one warp for each group of tiles; () without summaries.
+
+    It pays where several query tiles would read the same keys: with one, as in decoding, each key
+    is read once either way.
+    """
+    sets = find_key_sets(attention)
+    if sets is None:
+        return ()
+    groups = CeilDiv("keys", _TILES_AT_ONCE * tile.kv)
+    body = Loop(Axis.KV, True, (Step(Op.SUMMARISE_KEYS),))
+    launch = Launch(
+        kernel=f"{attention.name}_summarise_keys",
+        family=FAMILY.name,
+        tiles=TileProgram(tile.q, tile.kv, (Loop(Axis.BATCH_HEAD, True, (body,)),)),
+        grid=(*sets.dims, groups),
+        threads=32,
+        shared_bytes=0,
+        workspaces=(
+            Workspace("key_ends", (*sets.dims, sets.ends, _TILES_AT_ONCE + 1, groups), "int32"),
+        ),
+        when=(MoreThan("keys", PREPASS_KEYS), MoreThan("rows", tile.q)),
+    )
+    return (launch,)
 
 
 # ---- what it takes -------------------------------------------------------------------------

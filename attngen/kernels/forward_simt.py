@@ -15,7 +15,17 @@ from attngen.codegen.expr import ExprPrinter
 from attngen.codegen.forward_context import ForwardContext, forward_context, head_dims
 from attngen.codegen.render import render
 from attngen.ir.attention import Attention
-from attngen.ir.program import Launch, Node, Op, Program, Step, TileProgram, Workspace, walk
+from attngen.ir.program import (
+    Launch,
+    Node,
+    Op,
+    Program,
+    Step,
+    TileProgram,
+    Workspace,
+    grid_of,
+    walk,
+)
 from attngen.ir.schedule import LoopOrder, Normalize, Schedule
 from attngen.ir.types import BF16, FP16, FP32, Element
 from attngen.kernels.base import KernelFamily, SharedArray, Strided, list_arrays, total_bytes
@@ -157,10 +167,12 @@ class ForwardSimt:
             Workspace("state_l", rows),
             Workspace("state_acc", (*rows, "Dv")),
         )
+        tiles = TileProgram(_tile_q(schedule), _tile_kv(schedule), body)
         launch = Launch(
             kernel=f"{attention.name}_forward",
             family=self.name,
-            tiles=TileProgram(_tile_q(schedule), _tile_kv(schedule), body),
+            tiles=tiles,
+            grid=grid_of(tiles),
             threads=_tile_q(schedule) * LANES,
             shared_bytes=total_bytes(self.shared_arrays(attention, schedule)),
             workspaces=state if schedule.loop is LoopOrder.KV_Q else (),
@@ -184,7 +196,7 @@ class ForwardSimt:
 
     def context(self, program: Program, target: Target, *, is_checked: bool = False) -> Context:
         """Everything the template places; all decisions are made here."""
-        attention, schedule, launch = program.attention, program.schedule, program.launches[0]
+        attention, schedule, launch = program.attention, program.schedule, program.main
         printer = ExprPrinter(attention)
         state = attention.row_state
         per_thread = {"m": "state.m", "l": "state.l", "acc": "state.acc[i]", "s": "s[i]"}
