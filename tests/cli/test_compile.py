@@ -20,6 +20,7 @@ from attngen.cpu.build import build_library, find_compiler
 from attngen.cpu.run import MemoryRange, run_on_cpu
 from attngen.diagnostics.diagnostic import AttnError
 from attngen.frontend.load import load_file
+from attngen.kernels import forward_mma
 from attngen.oracle.dense import reference
 
 from .runner import Result, run, run_process, write
@@ -215,17 +216,25 @@ def test_it_names_no_machine(causal: Path, tmp_path: Path) -> None:
     assert str(tmp_path) not in json.dumps(manifest)
 
 
-@pytest.mark.parametrize("schedule", ["loop q, kv", "loop kv, q; passes two"])
+@pytest.mark.parametrize(
+    ("schedule", "count"),
+    [("loop q, kv", 1), ("loop kv, q; passes two", 1), ("kernel forward_mma; tile q = 16", 2)],
+)
 def test_a_kernel_is_launched_from_it_alone(
-    schedule: str, documents: Path, tmp_path: Path, cache_folder: Path
+    schedule: str,
+    count: int,
+    documents: Path,
+    tmp_path: Path,
+    cache_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nothing of attngen's own knowledge of arguments is used, as another language would not."""
     try:
         find_compiler()
     except AttnError as error:
         pytest.skip(error.diagnostics[0].message())
+    monkeypatch.setattr(forward_mma, "PREPASS_KEYS", 49)
     text, manifest = _compile(documents, tmp_path / "o", "--schedule", schedule)
-    (launch,) = manifest["launches"]
     rng = np.random.default_rng(0)
     B, Hq, Hkv, Sq, Skv, D = 2, 4, 2, 37, 50, 32
     from attngen.backend.device import numpy_dtype
@@ -241,9 +250,16 @@ def test_a_kernel_is_launched_from_it_alone(
     }  # fmt: skip
     arrays = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "t_doc": doc}
     formulas = {**numbers, "ceil_div": lambda a, b: -(-a // b)}
-    for workspace in launch["workspaces"]:
-        size = eval(workspace["bytes"], formulas)
-        arrays[workspace["argument"]] = np.zeros(size, np.uint8)
+    due = []
+    for launch in manifest["launches"]:
+        grid = eval(launch["grid"], formulas)
+        if not eval(launch["launch_when"], {**formulas, "grid": grid}):
+            continue
+        due.append((launch, grid))
+        for workspace in launch["workspaces"]:
+            size = eval(workspace["bytes"], formulas)
+            arrays[workspace["argument"]] = np.zeros(size, np.uint8)
+    assert len(due) == count
     values: dict[str, int | float] = {**numbers, "p_cap": 20.0}
     values |= {name: array.ctypes.data for name, array in arrays.items()}
     for name in "qkvo":
@@ -258,19 +274,21 @@ def test_a_kernel_is_launched_from_it_alone(
         value = values.get(field["name"], 0)
         assert field["name"] in values or field["nullable"], field
         struct.pack_into(formats[field["type"]], block, field["offset"], value)
+    written = {"o", "lse", "key_ends", "state_m", "state_l", "state_acc"}
     ranges = [
-        MemoryRange.of(array, is_writable=name in ("o", "lse") or "state" in name, name=name)
+        MemoryRange.of(array, is_writable=name in written, name=name)
         for name, array in arrays.items()
     ]
-    run_on_cpu(
-        build_library(text, cache_dir=cache_folder / "host"),
-        launch["kernel"],
-        bytes(block),
-        grid=eval(launch["grid"], formulas),
-        threads=launch["threads"],
-        shared_bytes=launch["dynamic_shared_bytes"],
-        ranges=ranges,
-    )
+    for launch, grid in due:
+        run_on_cpu(
+            build_library(text, cache_dir=cache_folder / "host"),
+            launch["kernel"],
+            bytes(block),
+            grid=grid,
+            threads=launch["threads"],
+            shared_bytes=launch["dynamic_shared_bytes"],
+            ranges=ranges,
+        )
     right = reference(load_file(documents), q, k, v, tensors={"doc": doc})
     assert right.accepts_o(o).all()
     assert right.accepts_lse(lse).all()
@@ -287,15 +305,15 @@ def test_the_grid_is_the_one_that_is_launched(
     from attngen.manifest import grid_formula
 
     kernel = Kernel(load_file(documents), schedule=f"loop {loop}; kernel forward_simt")
-    tiles = kernel.render().launch.tiles
+    launch = kernel.render().launch
     binding = make_problem(
         kernel.attention, shape={"Sq": 37}, values={}, inputs={},
         defaults={"B": 3, "Hq": 4, "Sq": 37}, seed=0,
     ).binding  # fmt: skip
     names: dict[str, Any] = {"B": 3, "Hq": 4, "q_begin": rows[0], "q_end": rows[1]}
-    grid = eval(grid_formula(tiles), {**names, "ceil_div": lambda a, b: -(-a // b)})
+    grid = eval(grid_formula(launch), {**names, "ceil_div": lambda a, b: -(-a // b)})
     launched = grid if grid > 0 and rows[1] > rows[0] else 0
-    assert launched == grid_size(replace(binding, rows=rows), tiles)
+    assert launched == grid_size(replace(binding, rows=rows), launch)
 
 
 def test_infinity_is_json(tmp_path: Path) -> None:

@@ -33,7 +33,18 @@ from attngen.ir.expr import (
 )
 from attngen.ir.functions import call
 from attngen.ir.printer import print_attention, print_expr, print_number, print_program
-from attngen.ir.program import Axis, Launch, Loop, Op, Program, Step, TileProgram, Workspace
+from attngen.ir.program import (
+    Axis,
+    CeilDiv,
+    Launch,
+    Loop,
+    MoreThan,
+    Op,
+    Program,
+    Step,
+    TileProgram,
+    Workspace,
+)
 from attngen.ir.row_state import SOFTMAX, SOFTMAX_WITH_SINK
 from attngen.ir.schedule import Schedule
 from attngen.ir.semantics import evaluate
@@ -366,10 +377,50 @@ FUSED = (
 )
 
 
+def launch(kernel: str = "main", body: Any = FUSED, **changes: Any) -> Launch:
+    tiles = TileProgram(64, 32, body)
+    facts = {"grid": ("B", "Hq"), "threads": 128, "shared_bytes": 4096, "workspaces": ()}
+    return Launch(kernel, "forward_simt", tiles, **{**facts, **changes})
+
+
 def program(body: Any = FUSED, **changes: Any) -> Program:
-    facts: dict[str, Any] = {"threads": 128, "shared_bytes": 4096, "workspaces": ()}
-    launch = Launch("main", "forward_simt", TileProgram(64, 32, body), **{**facts, **changes})
-    return Program(variant(), Schedule(tile_q=64), (launch,))
+    return Program(variant(), Schedule(tile_q=64), (launch("main", body, **changes),))
+
+
+SUMMARISE = (Loop(Axis.KV, True, (Step(Op.SUMMARISE_KEYS),)),)
+ENDS = Workspace("ends", ("B", CeilDiv("keys", 1024)), "int32")
+LONG = (MoreThan("keys", 4096), MoreThan("rows", 64))
+
+
+def two_launches(main: Launch | None = None, **changes: Any) -> Program:
+    """A launch that prepares, and the one of `program`."""
+    facts = {"workspaces": (ENDS,), "when": LONG, "grid": ENDS.dims}
+    first = launch("first", SUMMARISE, **{**facts, **changes})
+    return Program(variant(), Schedule(tile_q=64), (first, main or launch()))
+
+
+def test_launches_in_order() -> None:
+    changed = two_launches()
+    assert verify_program(changed) == []
+    text = print_program(changed)
+    assert "\nlaunch first\n" in text.partition("\nlaunch main\n")[0]
+    assert (
+        """
+launch first
+    family    forward_simt
+    when      keys > 4096 and rows > 64
+    tile      q = 64, kv = 32
+    grid      B * ceil_div(keys, 1024)
+    threads   128
+    shared    4096 bytes
+    workspace ends : int32[B, ceil_div(keys, 1024)]
+    parallel for kv
+        summarise_keys
+"""
+        in text
+    )
+    assert changed.main.kernel == "main"
+    assert changed.workspaces == (ENDS,)
 
 
 def test_program() -> None:
@@ -383,9 +434,10 @@ warps auto; splits auto; kernel auto
 launch main
     family    forward_simt
     tile      q = 64, kv = 32
+    grid      B * Hq
     threads   128
     shared    4096 bytes
-    workspace state[B, Hq, Sq, 3]
+    workspace state : fp32[B, Hq, Sq, 3]
     parallel for batch_head
         parallel for q
             load_query
@@ -421,6 +473,19 @@ launch main
         (program((Step(Op.LOAD_STATE), *FUSED)), "a workspace that does not exist"),
         (program(()), "there is no finalize"),
         (Program(variant(), Schedule(), ()), "there is no launch"),
+        (program(grid=("B", "X")), "its grid has the dimension X, which is no size"),
+        (program(grid=(CeilDiv("X", 8),)), "its grid has the dimension X, which is no size"),
+        (program(grid=(CeilDiv("rows", 0),)), "its grid has a dimension below 1"),
+        (program(grid=()), "its grid has no dimension"),
+        (program(when=LONG), "the last launch, which writes the outputs, is left out of some"),
+        (two_launches(workspaces=()), "what it finds of keys goes into a workspace that does not"),
+        (two_launches(when=(MoreThan("X", 1),)), "its condition names X, which is no size"),
+        (two_launches(launch(workspaces=(ENDS,))), "two workspaces are called ends"),
+        (
+            program(workspaces=(Workspace("w", ("B",), "int16"),)),
+            "workspace w has elements of int16",
+        ),
+        (program((Step(Op.SUMMARISE_KEYS),)), "summarise_keys stands outside of the loop over kv"),
         (Program(variant(), Schedule(), program().launches * 2), "two kernels are called main"),
         (Program(variant(heads_q=7), Schedule(), program().launches), "attention: 7 query heads"),
     ],
