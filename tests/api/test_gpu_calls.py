@@ -16,6 +16,7 @@ from attngen.api import Kernel
 from attngen.backend import device as device_module
 from attngen.backend import launch as launch_module
 from attngen.backend import nvrtc as nvrtc_module
+from attngen.kernels import forward_mma
 from tests.toolchain.fake_cuda import FakeCompiler
 
 from .fake_gpu import FIRST_STREAM, FakeGpus, read_block
@@ -95,6 +96,29 @@ def test_a_workspace_comes_from_the_callers_library(gpus: FakeGpus) -> None:
     layout = kernel.render("sm_90a", dtype="fp32", head_dim=D).arguments
     found = read_block(layout, launch["block"])
     assert 0 not in (found["state_m"], found["state_l"], found["state_acc"])
+
+
+def test_a_launch_ahead_is_on_the_same_stream(
+    gpus: FakeGpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while a graph is captured: its workspace comes from the caller's library."""
+    monkeypatch.setattr(forward_mma, "PREPASS_KEYS", SKV - 1)
+    text = "attention a {\n    tensor doc : int32[B, Skv]\n    mask doc[b, kv] > q\n}\n"
+    kernel = attngen.compile_text(text, schedule="kernel forward_mma; tile q = 16, kv = 16")
+    kernel.prepare(dtype="fp16", head_dim=D)
+    gpus.is_capturing_now = True
+    q = gpus.tensor(np.zeros((B, HQ, 17, D), np.float16))
+    _, k, v = (gpus.tensor(x) for x in make_qkv(np.float16))
+    for _ in range(2):
+        kernel(q, k, v, doc=gpus.tensor(np.zeros((B, SKV), np.int32)))
+    ahead, main, *again = gpus.launches
+    assert [launch["grid"] for launch in again] == [ahead["grid"], main["grid"]] == [B, 2 * B * HQ]
+    assert (ahead["threads"], ahead["shared"], ahead["stream"]) == (32, 0, main["stream"])
+    assert ahead["block"] == main["block"]
+    assert gpus.allocated == [(B, HQ, 17, D), (B, 2, 33, 1)] * 2
+    layout = kernel.render("sm_90a", dtype="fp16", head_dim=D).arguments
+    ends = {read_block(layout, launch["block"])["key_ends"] for launch in gpus.launches}
+    assert 0 not in ends
 
 
 def test_nothing_is_launched_for_nothing(gpus: FakeGpus, kernel: Kernel) -> None:

@@ -28,6 +28,7 @@ from attngen.backend.device import read, view
 from attngen.binding import IntegerCheck
 from attngen.diagnostics.diagnostic import AttnError
 from attngen.engines.call_plan import MOST_PLANS
+from attngen.kernels import forward_mma
 
 from .fake_gpu import FakeGpus, FakeTensor, read_block
 from .texts import FULL, PLAIN, SIGMOID, SINK, catch, draw
@@ -403,6 +404,37 @@ def test_every_output_and_workspace(gpus: Gpus, text: str, schedule: str) -> Non
             for _ in range(2):
                 assert_like_in_full(gpus, kernel, Arguments(q, k, v, **named))
     assert len(kernel._plans) == (2 if kernel.name == "sigmoid_weights" else 4)
+
+
+AHEAD = """attention ahead {
+    tensor doc : int32[B, Skv]
+    param left : int = 2
+    mask doc[b, kv] == left
+}
+"""
+
+
+def test_a_plan_carries_both_launches(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond 5 keys another launch summarises them, into a workspace of each call."""
+    monkeypatch.setattr(forward_mma, "PREPASS_KEYS", 5)
+    kernel = attngen.compile_text(AHEAD, schedule="kernel forward_mma; tile q = 16, kv = 16")
+    layout = kernel.render("sm_90a", dtype="fp16", head_dim=D).arguments
+    for keys, grids in ((5, [2 * B * HQ]), (6, [B, 2 * B * HQ]), (513, [2 * B, 2 * B * HQ])):
+        q, k, v = plain_arguments(gpus, Sq=17, Skv=keys).operands
+        doc = gpus.tensor(np.zeros((B, keys), np.int32))
+        before = gpus.in_full
+        for left in (2, 3, 4):
+            arguments = Arguments(q, k, v, doc=doc, left=left)
+            launches, _ = assert_like_in_full(gpus, kernel, arguments)
+            assert [launch["grid"] for launch in launches] == grids
+            assert len({launch["block"] for launch in launches}) == 1
+            found = read_block(layout, launches[-1]["block"])
+            assert found["p_left"] == left
+            groups = -(-keys // 512)
+            ends = [x for (shape, *_), x in gpus.made.items() if shape == (B, 2, 33, groups)]
+            pointers = [ends[0].data_ptr()] if len(grids) == 2 else [0]
+            assert [found["key_ends"]] == pointers
+        assert gpus.in_full == before + 1 + 3  # the first, and those that it is compared with
 
 
 # ---- out ---------------------------------------------------------------------------------

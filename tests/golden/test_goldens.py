@@ -55,9 +55,11 @@ def test_every_target_gets_a_text_without_spills(golden: Golden) -> None:
     for target in all_targets():
         rendered = replace(golden, target=target.name).render()
         compiled = compile_cuda(rendered.source, name=golden.name, target=target)
-        resources = read_resources(compiled.binary)[rendered.launch.kernel]
-        assert resources.stack_bytes == 0
-        assert resources.params[0].size == rendered.arguments.size
+        found = read_resources(compiled.binary)
+        for launch in rendered.program.launches:
+            resources = found[launch.kernel]
+            assert resources.stack_bytes == 0
+            assert resources.params[0].size == rendered.arguments.size
 
 
 @every_golden
