@@ -53,6 +53,8 @@ _OUTER_DIMS: Final = ("batch", "heads", "tokens")
 _SECTION_KILOBYTES: Final = 24 << 10
 _TILES_AT_ONCE: Final = 32
 """Key tiles that a warp classifies together, one a lane; so many are a group."""
+_GROUP_WARPS: Final = 8
+"""Warps that summarise a group: each waits for memory once for each of its tiles."""
 
 PREPASS_KEYS: Final = 32 << 10
 """Keys beyond which a launch of its own summarises them.
@@ -93,6 +95,7 @@ class Context(ForwardContext):
     weight_exponent: str
     unscale_weights: str
     prepass: str
+    group_warps: int
     weight: str
     output: str
     lse: str
@@ -281,6 +284,7 @@ class ForwardMma:
             weight_exponent=float_literal(math.log2(attention.dtype.weight_scale)),
             unscale_weights=float_literal(1.0 / attention.dtype.weight_scale),
             prepass="".join(launch.kernel for launch in program.launches[:-1]),
+            group_warps=_GROUP_WARPS,
             weight=printer.print_row_formula(state.weight, names),
             output=printer.print_row_formula(state.output, names),
             lse="" if state.lse is None else printer.print_row_formula(state.lse, names),
@@ -291,7 +295,7 @@ class ForwardMma:
 
 
 def _prepass(attention: Attention, tile: _Tile) -> tuple[Launch, ...]:
-    """The launch that summarises keys, one warp for each group of tiles; () without summaries.
+    """The launch that summarises keys, one block for each group of tiles; () without summaries.
 
     It pays where several query tiles would read the same keys: with one, as in decoding, each key
     is read once either way.
@@ -306,8 +310,8 @@ def _prepass(attention: Attention, tile: _Tile) -> tuple[Launch, ...]:
         family=FAMILY.name,
         tiles=TileProgram(tile.q, tile.kv, (Loop(Axis.BATCH_HEAD, True, (body,)),)),
         grid=(*sets.dims, groups),
-        threads=32,
-        shared_bytes=0,
+        threads=32 * _GROUP_WARPS,
+        shared_bytes=4 * _GROUP_WARPS * sets.ends,
         workspaces=(
             Workspace("key_ends", (*sets.dims, sets.ends, _TILES_AT_ONCE + 1, groups), "int32"),
         ),

@@ -189,7 +189,7 @@ class Call:
     def ends(self, library: Path) -> np.ndarray:
         """What the launch ahead writes."""
         ends = self.workspace
-        self._launch(library, self.rendered.program.launches[0].kernel, ends, 32)
+        self._launch(library, self.rendered.program.launches[0].kernel, ends)
         return ends
 
     def classes(self, library: Path, *, ahead: bool) -> np.ndarray:
@@ -199,7 +199,7 @@ class Call:
         found = np.zeros((grid_size(self.binding, launch), -(-(end - begin) // TILE)), np.float32)
         found = copy_apart(found)
         ends = self.ends(library) if ahead else None
-        self._launch(library, f"{self.name}_classes", ends, launch.threads, found)
+        self._launch(library, f"{self.name}_classes", ends, found)
         return found
 
     def _launch(
@@ -207,7 +207,6 @@ class Call:
         library: Path,
         kernel: str,
         ends: np.ndarray | None,
-        threads: int,
         state_m: np.ndarray | None = None,
     ) -> None:
         named = {"key_ends": ends, "state_m": state_m}
@@ -225,8 +224,8 @@ class Call:
             kernel,
             self.rendered.arguments.pack(values),
             grid=grid_size(self.binding, launch),
-            threads=threads,
-            shared_bytes=0,
+            threads=launch.threads,
+            shared_bytes=launch.shared_bytes,
             ranges=ranges,
         )
 
