@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, final, get_args
@@ -25,6 +25,7 @@ from attngen.backend.device import (
     cuda_device,
     current_stream,
     find_common_device,
+    may_be_freed_in_capture,
     view,
 )
 from attngen.backend.errors import GpuUnavailable, NotPrepared
@@ -54,7 +55,7 @@ from attngen.frontend.check import Checked, check
 from attngen.frontend.load import Unit, load_file, load_text
 from attngen.frontend.schedule_text import override_schedule
 from attngen.ir.attention import Attention
-from attngen.ir.program import Program
+from attngen.ir.program import Program, Workspace
 from attngen.ir.types import Element
 from attngen.partial import PartialState
 from attngen.targets.base import Target
@@ -259,7 +260,9 @@ class Kernel:
         rows = binding.sizes["B"], binding.sizes["Hq"], binding.rows[1] - binding.rows[0]
         state = _State.allocate(rows, binding.sizes["Dv"], q)
         written = state.arrays
-        written |= _allocate_workspaces(compiled.program, binding, q, besides=written)
+        is_ahead = _may_launch_ahead(compiled.program, device, like=q)
+        workspaces = due_workspaces(compiled.program, binding, with_ahead=is_ahead)
+        written |= _allocate([w for w in workspaces if w.name not in written], binding, q)
         self._run(compiled, binding, Outputs(**_views(written)), device, like=q)
         m, l, acc = (_to_array(a, device) for a in (state.m, state.l, state.acc))  # noqa: E741
         row_state = self.attention.row_state
@@ -324,9 +327,11 @@ class Kernel:
             raise AttnError(ReservedArgument(None, "check=True", reason))
         compiled = self._specialise_for(binding, device, is_checked=check)
         self._make_ready(compiled, device, like=q)
+        is_ahead = _may_launch_ahead(compiled.program, device, like=q)
+        workspaces = due_workspaces(compiled.program, binding, with_ahead=is_ahead)
         new = {
             array: array.allocate(like=q)
-            for array in self._new_arrays(wanted, binding, out, layout, compiled.program)
+            for array in self._new_arrays(wanted, binding, out, layout, workspaces)
         }
         arrays = {array.member: x for array, x in new.items()} | ({} if out is None else {"o": out})
         views = {name: view(x, name, is_output=True) for name, x in arrays.items()}
@@ -338,8 +343,9 @@ class Kernel:
         launched = self._run(compiled, binding, Outputs(**views), device, like=q)
         if "report" in views:
             self._raise_report(int(report[0]), binding)
-        if call is not None and launched is not None and compiled.rendered is not None:
-            fields = compiled.rendered.arguments.fields
+        rendered = compiled.rendered
+        if call is not None and is_ahead and launched is not None and rendered is not None:
+            fields = rendered.arguments.fields
             self._plans.keep(call, DoneCall(launched, fields, binding, new, out_view, wanted))
         results = tuple(arrays[name] for name in wanted)
         return results[0] if len(results) == 1 else results
@@ -390,14 +396,13 @@ class Kernel:
         binding: Binding,
         out: Array | None,
         layout: Layout,
-        program: Program,
+        workspaces: Sequence[Workspace],
     ) -> list[NewArray]:
-        """What a call allocates: its outputs, then the program's workspaces."""
+        """What a call allocates: its outputs, then its workspaces."""
         per_row = tuple(binding.sizes[n] for n in ("B", "Hq", "Sq"))
         new = [NewArray(name, per_row, "fp32") for name in wanted if name != "o"]
         if out is None:
             new.insert(0, NewArray("o", _out_shape(binding, layout), binding.dtype.name))
-        workspaces = due_workspaces(program, binding)
         return new + [NewArray(w.name, workspace_shape(w, binding), w.element) for w in workspaces]
 
     def _raise_report(self, number: int, binding: Binding) -> None:
@@ -594,7 +599,8 @@ class Kernel:
             one_row = replace(binding, rows=(begin, begin + 1), keys=(key, key))
             o = allocate((B, Hq, 1, Dv), binding.dtype.name, like)
             written = {"o": o, "lse": lse}
-            written |= _allocate_workspaces(compiled.program, one_row, like)
+            workspaces = due_workspaces(compiled.program, one_row, with_ahead=False)
+            written |= _allocate(workspaces, one_row, like)
             self._run(compiled, one_row, Outputs(**_views(written)), device, like)
         return _to_array(lse, device)
 
@@ -620,15 +626,15 @@ class _State(NamedTuple):
         return {f"state_{name}": array for name, array in self._asdict().items()}
 
 
-def _allocate_workspaces(
-    program: Program, binding: Binding, like: Array, besides: Collection[str] = ()
-) -> dict[str, Array]:
-    """The scratch arrays of one call by name, but for those that are there already."""
-    return {
-        w.name: allocate(workspace_shape(w, binding), w.element, like)
-        for w in due_workspaces(program, binding)
-        if w.name not in besides
-    }
+def _allocate(workspaces: Sequence[Workspace], binding: Binding, like: Array) -> dict[str, Array]:
+    """Scratch arrays of one call, by name."""
+    return {w.name: allocate(workspace_shape(w, binding), w.element, like) for w in workspaces}
+
+
+def _may_launch_ahead(program: Program, device: Device, like: Array) -> bool:
+    """Whether launches that a call can do without may run: their workspaces go with the call."""
+    has_ahead = any(launch.when for launch in program.launches)
+    return not has_ahead or not _is_capturing(device, like) or may_be_freed_in_capture(like)
 
 
 def _views(arrays: Mapping[str, Array]) -> dict[str, ArrayView]:

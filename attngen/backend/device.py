@@ -137,6 +137,15 @@ def allocate(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
     return _find_library(like, "like").allocate(shape, dtype, like)
 
 
+def may_be_freed_in_capture(like: Any) -> bool:
+    """Whether a new array of the library of `like` may go while a CUDA graph is captured.
+
+    PyTorch keeps its memory for the graph.  Others hand it out again, and a replay would overwrite
+    what came there.
+    """
+    return _find_library(like, "like").allocate is _allocate_torch
+
+
 def current_stream(device: Device, like: Any) -> int:
     """The handle of the stream that the library of `like` queues its work on just now."""
     if device.kind == "cpu":

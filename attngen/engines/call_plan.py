@@ -21,7 +21,13 @@ from operator import itemgetter
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
-from attngen.backend.device import ArrayView, allocate, current_stream, read
+from attngen.backend.device import (
+    ArrayView,
+    allocate,
+    current_stream,
+    may_be_freed_in_capture,
+    read,
+)
 from attngen.binding import Binding, IntegerCheck, ParamCheck
 from attngen.codegen.arguments import Field
 from attngen.engines.outputs import reach
@@ -208,6 +214,8 @@ class CallPlan:
                 pointers.append(found[0])
             block = self._fill_block(call, pointers)
             stream = current_stream(self._ready[0].device, like)
+            if len(self._ready) > 1 and self._must_stay(stream, like):
+                return None
         except Exception:  # the full call meets it again, and explains it
             return None
         for launch in self._ready:
@@ -217,6 +225,10 @@ class CallPlan:
         if len(self._returned) == 1:
             return arrays[self._returned[0]]
         return tuple([arrays[i] for i in self._returned])
+
+    def _must_stay(self, stream: int, like: Array) -> bool:
+        """Whether a workspace would have to outlive the call: a graph is captured."""
+        return self._ready[0].driver.is_capturing(stream) and not may_be_freed_in_capture(like)
 
     def _fill_block(self, call: Call, new: list[int]) -> bytes:
         """The argument struct with this call's addresses and params; null where there is none."""

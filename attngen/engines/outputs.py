@@ -93,9 +93,15 @@ def workspace_shape(workspace: Workspace, binding: Binding) -> tuple[int, ...]:
     return evaluate_dims(workspace.dims, _sizes(binding))
 
 
-def due_workspaces(program: Program, binding: Binding) -> list[Workspace]:
-    """The scratch arrays to allocate for one call, in order."""
-    return [w for each in program.launches if _is_due(each, binding) for w in each.workspaces]
+def due_workspaces(
+    program: Program, binding: Binding, *, with_ahead: bool = True
+) -> list[Workspace]:
+    """The scratch arrays to allocate for one call, in order.
+
+    with_ahead:  also those of launches that a call can do without, where they pay.
+    """
+    due = [each for each in program.launches if not each.when or with_ahead]
+    return [w for each in due if _is_due(each, binding) for w in each.workspaces]
 
 
 def due_launches(program: Program, binding: Binding, outputs: Outputs) -> list[tuple[Launch, int]]:

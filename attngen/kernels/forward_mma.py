@@ -59,8 +59,9 @@ _GROUP_WARPS: Final = 8
 PREPASS_KEYS: Final = 32 << 10
 """Keys beyond which a launch of its own summarises them.
 
-Every block walks all keys that a row may see, and so reads each of them once more; a second launch
-reads each once, but costs a few microseconds whatever there is to read.  Source: DESIGN, section 4.
+A launch costs a few microseconds whatever there is to read, while every block without it reads what
+the mask says of keys once more.  Up to here that is 128 KiB of int32 a sequence, about a
+multiprocessor's first cache.  An estimate, which no measurement has confirmed yet.
 """
 _TEMPLATE: Final = "forward_mma.cu.j2"
 _TEMPLATES: Final = (

@@ -27,6 +27,7 @@ from attngen.backend import launch as launch_module
 from attngen.backend.device import read, view
 from attngen.binding import IntegerCheck
 from attngen.diagnostics.diagnostic import AttnError
+from attngen.engines import call_plan
 from attngen.engines.call_plan import MOST_PLANS
 from attngen.kernels import forward_mma
 
@@ -435,6 +436,29 @@ def test_a_plan_carries_both_launches(gpus: Gpus, monkeypatch: pytest.MonkeyPatc
             pointers = [ends[0].data_ptr()] if len(grids) == 2 else [0]
             assert [found["key_ends"]] == pointers
         assert gpus.in_full == before + 1 + 3  # the first, and those that it is compared with
+
+
+def test_a_capture_without_memory_of_its_own_does_without(
+    gpus: Gpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A workspace that is freed during the capture would be overwritten by every replay."""
+    monkeypatch.setattr(forward_mma, "PREPASS_KEYS", 5)
+    for module in (attngen.api, call_plan):
+        monkeypatch.setattr(module, "may_be_freed_in_capture", lambda like: False)
+    kernel = attngen.compile_text(AHEAD, schedule="kernel forward_mma; tile q = 16, kv = 16")
+    layout = kernel.render("sm_90a", dtype="fp16", head_dim=D).arguments
+    q, k, v = plain_arguments(gpus, Sq=17, Skv=6).operands
+    arguments = Arguments(q, k, v, doc=gpus.tensor(np.zeros((B, 6), np.int32)))
+    counts = []
+    for is_capturing in (False, True, True, False, False):
+        gpus.is_capturing_now = is_capturing
+        launches, _ = assert_like_in_full(gpus, kernel, arguments)
+        counts.append(len(launches))
+        ends = read_block(layout, launches[-1]["block"])["key_ends"]
+        assert (ends == 0) == is_capturing
+    assert counts == [2, 1, 1, 2, 2]
+    assert len(kernel._plans) == 1
+    assert gpus.in_full == 5 + 1 + 2  # beside those that are compared: the first, and the captured
 
 
 # ---- out ---------------------------------------------------------------------------------
