@@ -26,6 +26,7 @@ import attngen
 from attngen.api import Kernel
 from attngen.backend.launch import load_driver
 from attngen.diagnostics.diagnostic import AttnError
+from attngen.kernels import forward_mma
 from tests.api.texts import catch, words
 from tests.conformance.cases import Case, Inputs, numeric_cases
 from tests.conformance.expected import Answer, expected
@@ -217,6 +218,64 @@ def test_a_mask_of_more_than_2_to_the_32_elements(cupy_library: Cupy) -> None:
     formula = run(cupy_library, compile_case(case), case, inputs, {})
     for one, other in zip(found, formula, strict=True):
         assert cupy_library.bits(one) == cupy_library.bits(other)
+
+
+DOCUMENTS = """attention documents {
+    tensor doc : int32[B, Skv]
+    mask causal and doc[b, qpos] == doc[b, kv]
+    output o, lse
+}
+"""
+
+
+def long_documents(keys: int = 70_000, rows: int = 300) -> list[Array]:
+    """q of the last rows, k, v and doc: sequences of documents of 1 to 5000 keys."""
+    rng = np.random.default_rng(keys)
+    shapes = (2, 4, rows, 64), (2, 2, keys, 64), (2, 2, keys, 64)
+    operands = [rng.standard_normal(s, dtype=np.float32).astype(np.float16) for s in shapes]
+    ends = np.cumsum(rng.integers(1, 5000, (2, keys // 1000)), axis=1)
+    doc = np.stack([np.searchsorted(row, np.arange(keys), side="right") for row in ends])
+    return [*operands, doc.astype(np.int32)]
+
+
+def test_keys_summarised_ahead_change_no_bit(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k, v, doc = (library.asarray(x) for x in long_documents())
+    ahead, inside = (attngen.compile_text(DOCUMENTS, engine="cuda") for _ in range(2))
+    ahead.prepare(dtype="fp16", head_dim=64)
+    with monkeypatch.context() as patch:
+        patch.setattr(forward_mma, "PREPASS_KEYS", 2**30)
+        inside.prepare(dtype="fp16", head_dim=64)
+    expected = [library.bits(x) for x in inside(q, k, v, doc=doc)]
+    for _ in range(3):
+        assert [library.bits(x) for x in ahead(q, k, v, doc=doc)] == expected
+    for kv_range in ((0, 33_000), (33_000, 70_000)):
+        one, two = (x.partial(q, k, v, kv_range=kv_range, doc=doc) for x in (ahead, inside))
+        for name in ("m", "l", "acc"):
+            parts = [Cupy().bits(getattr(state, name)) for state in (one, two)]
+            assert parts[0] == parts[1], (name, kv_range)
+
+
+def test_keys_summarised_ahead_in_a_graph(torch_library: Torch) -> None:
+    """Every replay summarises what the tensor holds then."""
+    torch = torch_library.torch
+    *operands, doc = long_documents()
+    q, k, v = (torch_library.asarray(x) for x in operands)
+    ids = torch_library.asarray(doc)
+    kernel = attngen.compile_text(DOCUMENTS, engine="cuda")
+    kernel.prepare(dtype="fp16", head_dim=64)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o, lse = kernel(q, k, v, doc=ids)
+    for turn in (0, 777, 40_000):
+        ids.copy_(torch_library.asarray(np.roll(doc, turn, axis=1)))
+        graph.replay()
+        torch.cuda.synchronize()
+        fresh, fresh_lse = kernel(q, k, v, doc=ids)
+        assert torch.equal(fresh, o)
+        assert torch.equal(fresh_lse, lse)
 
 
 # ---- O09, O10: memory layouts ------------------------------------------------------------
