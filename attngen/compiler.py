@@ -106,8 +106,14 @@ def lower_program(
 def render_lowered(
     lowered: Lowered, *, is_checked: bool = False, is_aligned: bool = True
 ) -> Rendered:
-    """The CUDA text for one layout class; a checked one reports reads outside of a tensor."""
+    """The CUDA text for one layout class.
+
+    A checked one reports reads outside of a tensor, and so looks at every pair: nothing is
+    summarised ahead.
+    """
     program, target = lowered.program, lowered.target
+    if is_checked:
+        program = program.without_optional()
     source = lowered.family.render(program, target, is_checked=is_checked, is_aligned=is_aligned)
     dtype = program.attention.dtype
     assert dtype is not None

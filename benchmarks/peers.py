@@ -145,7 +145,7 @@ class Attngen:
 
         call()
         self._machine.poison(out)
-        family = kernel.programs[-1].launches[0].family
+        family = kernel.programs[-1].main.family
         return Prepared(call, _as_is, family, self._schedule)
 
     def _kernel(self, text: str, dtype: str) -> Any:

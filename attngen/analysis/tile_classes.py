@@ -9,8 +9,9 @@ Interval arithmetic in three-valued logic, done on expressions instead of number
 over [q_first, q_last], `kv` over [kv_first, kv_last], and every node yields expressions for its
 least and largest value over the tile.  For a truth value these are "certainly" and "possibly".
 What is read from tensors along rows alone, or along keys alone, becomes a *summary*: its
-minimum and maximum over the rows, or the keys, of a tile, found at run time.  What depends on
-neither `q` nor `kv` is one opaque value.
+minimum and maximum over the rows, or the keys, of a tile, found at run time.  What is read along
+both, such as a table of blocks, becomes one over the few elements that a tile reaches.  What
+depends on neither `q` nor `kv` is one opaque value.
 
 Sound always: `may` false proves that no pair of the tile attends, `all` true that every one
 does.  Floats stay sound because float32 rounding is monotone; where a NaN is possible a
@@ -47,11 +48,14 @@ from attngen.ir.expr import (
 )
 from attngen.ir.functions import call
 from attngen.ir.interval import Interval
-from attngen.ir.traverse import children, postorder
+from attngen.ir.traverse import children, postorder, rewrite
 from attngen.ir.types import ScalarType
 from attngen.record import record
 
-__all__ = ["TILE_SYMBOLS", "Bounds", "Summary", "TileClasses", "classify_tiles", "key_may_attend"]
+__all__ = [
+    "MOST_IN_BOX", "TILE_SYMBOLS", "Bounds", "BoxSummary", "Summary", "TileClasses",
+    "classify_tiles", "key_may_attend",
+]  # fmt: skip
 
 _BOOL, _INT, _FLOAT = ScalarType.BOOL, ScalarType.INT, ScalarType.FLOAT
 
@@ -59,6 +63,9 @@ _BOOL, _INT, _FLOAT = ScalarType.BOOL, ScalarType.INT, ScalarType.FLOAT
 def _tile(name: str, type_: ScalarType = _INT) -> Symbol:
     return Symbol(name, Role.TILE, type_)
 
+
+MOST_IN_BOX: Final = 64
+"""Elements that a kernel reads of one tensor to classify one tile, at most."""
 
 TILE_SYMBOLS: Final = ("q_first", "q_last", "qpos_first", "qpos_last", "kv_first", "kv_last")
 """A tile's first and last row and key, both included, inside the sequence."""
@@ -94,31 +101,53 @@ class Summary:
 
 @final
 @record(eq=False)
+class BoxSummary:
+    """A read whose minimum and maximum over a box of elements are needed: `table[q // c, kv // c]`.
+
+    Index i of the read lies in [`lows[i]`, `highs[i]`] over a tile; both are expressions over
+    the tile's ends and over summaries before this one.  The symbols are those of a `Summary`.
+    Where a box has more than MOST_IN_BOX elements, they are the type's least and largest value.
+    """
+
+    name: str
+    value: Load
+    lows: tuple[Expr, ...]
+    highs: tuple[Expr, ...]
+
+
+@final
+@record(eq=False)
 class TileClasses:
     """What a kernel asks about a tile of rows and keys.
 
-    `notes` says, for each part of the mask that stays unknown, why.
+    Summaries are found in this order: of rows, of keys, of boxes.  `notes` says, for each part of
+    the mask that stays unknown, why.
     """
 
     may: Expr
     all: Expr
     row_summaries: tuple[Summary, ...]
     key_summaries: tuple[Summary, ...]
+    box_summaries: tuple[BoxSummary, ...]
     notes: tuple[str, ...]
+
+    @property
+    def summaries(self) -> tuple[Summary | BoxSummary, ...]:
+        """All of them, in order."""
+        return (*self.row_summaries, *self.key_summaries, *self.box_summaries)
 
 
 def classify_tiles(attention: Attention) -> TileClasses:
     """The classes of a variant's tiles; without a mask every pair attends."""
     if attention.mask is None:
-        return TileClasses(Const(True), Const(True), (), (), ())
+        return TileClasses(Const(True), Const(True), (), (), (), ())
     ranges = {"q": Bounds(_tile("q_first"), _tile("q_last"))}
     ranges["qpos"] = Bounds(_tile("qpos_first"), _tile("qpos_last"))
     ranges["kv"] = Bounds(_tile("kv_first"), _tile("kv_last"))
     walk = _Walk(attention, ranges, summarise=True)
     bounds = walk.run(attention.mask)
-    return TileClasses(
-        bounds.high, bounds.low, tuple(walk.rows), tuple(walk.keys), tuple(walk.notes)
-    )
+    summaries = tuple(walk.rows), tuple(walk.keys), tuple(walk.boxes)
+    return TileClasses(bounds.high, bounds.low, *summaries, tuple(walk.notes))
 
 
 def key_may_attend(attention: Attention) -> Expr | None:
@@ -134,7 +163,8 @@ def key_may_attend(attention: Attention) -> Expr | None:
     ranges = {"q": Bounds(Const(0), Binary(BinaryOp.SUB, Sq, one))}
     first = Binary(BinaryOp.SUB, Skv, Sq)
     ranges["qpos"] = Bounds(first, Binary(BinaryOp.SUB, Skv, one))
-    high = _Walk(attention, ranges, summarise=False).run(attention.mask).high
+    walk = _Walk(attention, ranges, summarise=False)
+    high = rewrite(walk.run(attention.mask).high, walk.drop_certain)
     return None if isinstance(high, Const) and high.value is True else high
 
 
@@ -155,6 +185,7 @@ class _Walk:
         self.summarise = summarise
         self.rows: list[Summary] = []
         self.keys: list[Summary] = []
+        self.boxes: list[BoxSummary] = []
         self.notes: list[str] = []
         self.known = infer_ranges(
             attention.expressions(), compile_time_ranges(attention), attention
@@ -207,11 +238,7 @@ class _Walk:
         kind = "row" if along_rows else "key"
         name = f"{kind}{len(summaries)}"
         summaries.append(Summary(name, node))
-        low, high = _tile(f"{name}_low"), _tile(f"{name}_high")
-        if expr_type(node) is _BOOL:
-            one = Const(1)
-            return Bounds(Compare(CompareOp.EQ, low, one), Compare(CompareOp.EQ, high, one))
-        return Bounds(low, high)
+        return _ends_of(name, node)
 
     def unknown(self, node: Expr) -> Bounds | Unknown:
         """What types and declared ranges alone say."""
@@ -222,6 +249,30 @@ class _Walk:
         interval = self.known[id(node)]
         low, high = max(interval.low, INT64.low), min(interval.high, INT64.high)
         return Bounds(Const(int(low)), Const(int(high)))
+
+    def drop_certain(self, node: Expr) -> Expr:
+        """`true` for what holds at every key, such as `kv <= Skv - 1`, and what follows from it."""
+        match node:
+            case Compare(CompareOp.LE, left, Const(most)):
+                is_certain = (isinstance(left, Load) and most >= self.known[id(left)].high) or (
+                    most >= 0 and _is_distance_to_last_key(left)
+                )
+            case Compare(CompareOp.LE, Const(least), Load() as right):
+                is_certain = least <= self.known[id(right)].low
+            case Compare(CompareOp.LE, Symbol("kv"), right):
+                is_certain = _is_last_key(right)
+            case Compare(CompareOp.GE, left, Const(0)):
+                is_certain = _is_last_key(left)
+            case Logical(LogicalOp.OR, operands):
+                is_certain = any(map(_is_true, operands))
+            case Logical(LogicalOp.AND, operands):
+                rest = tuple(o for o in operands if not _is_true(o))
+                if len(rest) > 1:
+                    return node if len(rest) == len(operands) else Logical(node.op, rest, node.span)
+                return rest[0] if rest else Const(True)
+            case _:
+                return node
+        return Const(True) if is_certain else node
 
     # ---- one node ----
 
@@ -257,22 +308,19 @@ class _Walk:
                 return None
 
     def load(self, node: Load, operands: list[Bounds | Unknown]) -> Bounds | Unknown:
-        """One element, when the tile's indices are all one and the same; else unknown."""
-        if not self.summarise or any(o is None for o in operands) or node.type is _FLOAT:
+        """A summary over the box that the indices span."""
+        is_small = self.known[id(node)].within(*INT32.ends)
+        if not self.summarise or node.type is _FLOAT or not is_small:
             return None
         known = [o for o in operands if o is not None]
-        same = [Compare(CompareOp.EQ, o.low, o.high) for o in known if not o.is_point]
-        one = same[0] if len(same) == 1 else Logical(LogicalOp.AND, tuple(same))
-        element = Load(node.tensor, tuple(o.low for o in known), node.type, node.span)
-        self.note(node, f"`{node.tensor}` is known only where a tile reads one element of it")
-        if node.type is _BOOL:
-            no = Not(one)
-            return Bounds(
-                Logical(LogicalOp.AND, (one, element)), Logical(LogicalOp.OR, (no, element))
-            )
-        rest = self.unknown(node)
-        assert rest is not None
-        return Bounds(Select(one, element, rest.low), Select(one, element, rest.high))
+        if len(known) < len(operands):
+            return None
+        name = f"box{len(self.boxes)}"
+        lows, highs = tuple(o.low for o in known), tuple(o.high for o in known)
+        self.boxes.append(BoxSummary(name, node, lows, highs))
+        known_where = f"is known where a tile reads at most {MOST_IN_BOX} elements of it"
+        self.note(node, f"`{node.tensor}` {known_where}")
+        return _ends_of(name, node)
 
     def compare(self, node: Compare, operands: list[Bounds | Unknown]) -> Bounds:
         left, right = operands
@@ -337,6 +385,37 @@ class _Walk:
     def note(self, node: Expr, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
+
+
+def _ends_of(name: str, node: Expr) -> Bounds:
+    """The bounds that a summary gives."""
+    low, high = _tile(f"{name}_low"), _tile(f"{name}_high")
+    if expr_type(node) is _BOOL:
+        one = Const(1)
+        return Bounds(Compare(CompareOp.EQ, low, one), Compare(CompareOp.EQ, high, one))
+    return Bounds(low, high)
+
+
+def _is_true(e: Expr) -> bool:
+    return isinstance(e, Const) and e.value is True
+
+
+def _is_last_key(e: Expr) -> bool:
+    """Whether it is `Skv - 1`."""
+    match e:
+        case Binary(BinaryOp.SUB, Symbol("Skv"), Const(1)):
+            return True
+        case _:
+            return False
+
+
+def _is_distance_to_last_key(e: Expr) -> bool:
+    """Whether it is `kv - (Skv - 1)`, which is never above 0."""
+    match e:
+        case Binary(BinaryOp.SUB, Symbol("kv"), right):
+            return _is_last_key(right)
+        case _:
+            return False
 
 
 _UNKNOWN_TRUTH: Final = Bounds(Const(False), Const(True))

@@ -11,19 +11,26 @@ are evaluated together, in blocks; pairs are looked at in partial tiles alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
+from itertools import product
 from typing import Any, Final, TypeAlias, final
 
 import numpy as np
 
-from attngen.analysis.tile_classes import Summary, TileClasses, classify_tiles
+from attngen.analysis.tile_classes import (
+    MOST_IN_BOX,
+    BoxSummary,
+    Summary,
+    TileClasses,
+    classify_tiles,
+)
 from attngen.ir.attention import Attention
 from attngen.ir.expr import Expr
 from attngen.ir.semantics import evaluate
 from attngen.record import record
 
-__all__ = ["MIXED", "TileCells", "TileKind", "TileMap", "map_tiles"]
+__all__ = ["MIXED", "TileCells", "TileKind", "TileMap", "map_tiles", "summarise_box"]
 
 Array: TypeAlias = Any
 
@@ -202,6 +209,37 @@ def map_tiles(
     )  # fmt: skip
 
 
+def summarise_box(
+    summary: BoxSummary, tensor: Array, value: Callable[[Expr], Array]
+) -> dict[str, Array]:
+    """`<name>_low` and `<name>_high`, as a kernel finds them: an index outside is the nearest one.
+
+    value:  the value of an expression over each tile.
+    """
+    lows = [np.asarray(value(e)) for e in summary.lows]
+    highs = [np.asarray(value(e)) for e in summary.highs]
+    counts: list[Array] = list(
+        np.broadcast_arrays(*(b - a + 1 for a, b in zip(lows, highs, strict=True)))
+    )
+    is_small = np.logical_and.reduce([c <= MOST_IN_BOX for c in counts])
+    counts = [np.where(is_small, c, 1) for c in counts]
+    is_small &= np.multiply.reduce(counts) <= MOST_IN_BOX
+    is_truth = tensor.dtype == bool
+    least, most = (0, 1) if is_truth else (-(2**31), 2**31 - 1)
+    low = np.full(counts[0].shape, most, np.int64)
+    high = np.full(counts[0].shape, least, np.int64)
+    for steps in product(*(range(int(np.where(is_small, c, 1).max(initial=1))) for c in counts)):
+        # A step behind the last element reads it again, which changes no minimum.
+        at = [np.minimum(a + i, b) for a, b, i in zip(lows, highs, steps, strict=True)]
+        at = [np.clip(x, 0, size - 1) for x, size in zip(at, tensor.shape, strict=True)]
+        element = tensor[tuple(at)].astype(np.int64) if tensor.size else 0
+        low, high = np.minimum(low, element), np.maximum(high, element)
+    return {
+        f"{summary.name}_low": np.where(is_small, low, least),
+        f"{summary.name}_high": np.where(is_small, high, most),
+    }
+
+
 # ---- one batch and head ----------------------------------------------------------------------
 
 
@@ -276,6 +314,11 @@ class _Known:
                 found[f"{s.name}_high"][part] = values.max(axis=1)
         return found
 
+    def box(self, summary: BoxSummary, tile: Mapping[str, Array]) -> dict[str, Array]:
+        """Ends of what tiles reach of a tensor; the shape is that of the tiles."""
+        tensor = self._tensors[summary.value.tensor]
+        return summarise_box(summary, tensor, lambda e: self.value(e, tile))
+
     def pairs(
         self, q_first: Array, kv_first: Array, tile_q: int, tile_kv: int
     ) -> tuple[Array, Array]:
@@ -298,6 +341,8 @@ def _classify(
         for part_q in _slices(out.shape[0], max(1, AT_ONCE // width)):
             tile = {name: x[part_q, None] for name, x in rows.items()}
             tile |= {name: x[None, part_kv] for name, x in keys.items()}
+            for box in classes.box_summaries:
+                tile |= known.box(box, tile)
             block = out[part_q, part_kv]
             block[...] = TileKind.PARTIAL
             np.putmask(block, _wide(known.value(classes.all, tile), block), TileKind.FULL)

@@ -15,7 +15,7 @@ from typing import Final
 
 from attngen.analysis.key_ranges import KeyRanges
 from attngen.analysis.ranges import compile_time_ranges, infer_ranges
-from attngen.analysis.tile_classes import Summary, TileClasses
+from attngen.analysis.tile_classes import MOST_IN_BOX, BoxSummary, Summary, TileClasses
 from attngen.ir.attention import Attention
 from attngen.ir.expr import (
     Binary,
@@ -58,7 +58,7 @@ def condition_rows(classes: TileClasses) -> list[list[str]]:
     """Both conditions as rows of a table: what they decide, and a line of the formula."""
     named: dict[str, Expr] = {}
     definitions: list[list[str]] = []
-    for summary in (*classes.row_summaries, *classes.key_summaries):
+    for summary in classes.summaries:
         text = print_expr(summary.value)
         if len(text) > MAX_NAME or "\n" in text:
             definitions += _labelled(f"{summary.name} is", formula_lines(summary.value))
@@ -70,7 +70,10 @@ def condition_rows(classes: TileClasses) -> list[list[str]]:
     if named:
         of = [
             what
-            for what, some in (("rows", classes.row_summaries), ("keys", classes.key_summaries))
+            for what, some in (
+                ("rows", classes.row_summaries or classes.box_summaries),
+                ("keys", classes.key_summaries or classes.box_summaries),
+            )
             if some
         ]
         words = _used_words(classes)
@@ -159,7 +162,7 @@ def _split_outside_parentheses(text: str, joint: str) -> list[str]:
 # ---- summaries in words ----------------------------------------------------------------------
 
 
-def _ends_in_words(summary: Summary, text: str) -> dict[str, Expr]:
+def _ends_in_words(summary: Summary | BoxSummary, text: str) -> dict[str, Expr]:
     """`row0_low` is `min(doc[b, qpos])`; of a truth value, `all(keep[b, kv])`."""
     is_truth = expr_type(summary.value) is ScalarType.BOOL
     low, high = ("all", "any") if is_truth else ("min", "max")
@@ -195,7 +198,7 @@ def _is_truth(e: Expr | None) -> bool:
 
 
 def _used_words(classes: TileClasses) -> str:
-    values = [s.value for s in (*classes.row_summaries, *classes.key_summaries)]
+    values = [s.value for s in classes.summaries]
     words = []
     if any(expr_type(value) is not ScalarType.BOOL for value in values):
         words += ["min", "max"]
@@ -214,8 +217,8 @@ def unknown_parts(attention: Attention, classes: TileClasses) -> Iterator[str]:
         return
     for text, divisor in _unproved_divisors(attention, attention.mask).items():
         is_param = isinstance(divisor, Symbol) and divisor.role is Role.PARAM
-        remedy = f"declare it `where {text} >= 1`" if is_param else f"write `max({text}, 1)`"
-        yield f"`//` and `%` by `{text}` are decided pair by pair, as it may be 0 or less: {remedy}"
+        remedy = f"declare it `where {text} >= 0`" if is_param else f"write `max({text}, 0)`"
+        yield f"`//` and `%` by `{text}` are decided pair by pair, as it may be negative: {remedy}"
 
 
 def _unproved_divisors(attention: Attention, mask: Expr) -> dict[str, Expr]:
@@ -226,7 +229,7 @@ def _unproved_divisors(attention: Attention, mask: Expr) -> dict[str, Expr]:
         match node:
             case Binary(BinaryOp.FLOORDIV | BinaryOp.MOD as op, left, right):
                 sign = ranges[id(right)]
-                is_known = sign.low > 0 or (op is BinaryOp.FLOORDIV and sign.high < 0)
+                is_known = sign.low >= 0 or (op is BinaryOp.FLOORDIV and sign.high <= 0)
                 if _varies(left) and not is_known and not _varies(right):
                     found.setdefault(print_expr(right).splitlines()[-1], right)
             case _:
@@ -245,7 +248,7 @@ def advice(attention: Attention, classes: TileClasses) -> Iterator[str]:
         if isinstance(node, Load) and symbols(node) & _ROW and symbols(node) & _KEY
     }
     for name in sorted(tables):
-        yield f"tiles that each read one element of `{name}` would be exact: choose smaller ones"
+        yield f"a tile is known that reads at most {MOST_IN_BOX} elements of `{name}`: smaller help"
     has_floats = any(_is_float_comparison(node) for node in nodes)
     if has_floats:
         yield "a comparison of integers is known for a whole tile, one of floats may not be"

@@ -296,7 +296,7 @@ def _is_integer(tensor: Any) -> bool:
 def _how(kernel: Kernel) -> str:
     """Family and schedule of what ran."""
     program = kernel.programs[-1]
-    schedule, launch = program.schedule, program.launches[0]
+    schedule, launch = program.schedule, program.main
     family = "" if launch.family == "numpy" else f"{launch.family}, "
     return (
         f"{family}loop {schedule.loop.value}, passes {schedule.passes.value},"

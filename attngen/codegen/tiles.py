@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import final
 
 from attngen.analysis.key_ranges import Range, derive_key_ranges
 from attngen.analysis.ranges import INT32, LONGEST
-from attngen.analysis.tile_classes import classify_tiles, key_may_attend
+from attngen.analysis.tile_classes import (
+    MOST_IN_BOX,
+    BoxSummary,
+    classify_tiles,
+    key_may_attend,
+)
 from attngen.codegen.expr import Body, ExprPrinter, Variable
 from attngen.ir.attention import Attention
 from attngen.ir.expr import Const, Expr, Let, Role, Symbol, expr_type
@@ -30,6 +36,22 @@ class SummaryFormula:
 
     name: str
     body: Body
+    least: str
+    most: str
+
+
+@final
+@record
+class BoxFormula:
+    """What a tile reads of a tensor: the fields of the tile are those of a summary.
+
+    `read` is the call's text up to its indices, `i0`, `i1`, …, which lie in `ends`.
+    """
+
+    name: str
+    variables: tuple[Variable, ...]
+    ends: tuple[tuple[str, str], ...]
+    read: str
     least: str
     most: str
 
@@ -74,16 +96,17 @@ class TileFormulas:
 
     ranges          keys that the rows may attend to
     may             some pair of the tile may attend
-    all             every pair of the tile attends; `never` instead when that cannot be proved
+    all             every pair of the tile attends
     key_may         some row of the sequence may see this key
     """
 
     ranges: RangeFormulas | None
     may: Body | None
     all: Body | None
-    is_never_full: bool
     row_summaries: tuple[SummaryFormula, ...]
     key_summaries: tuple[SummaryFormula, ...]
+    boxes: tuple[BoxFormula, ...]
+    most_in_box: int
     key_sets: KeySets | None
     key_may: Body | None
 
@@ -98,15 +121,17 @@ def tile_formulas(attention: Attention) -> TileFormulas:
         for each in _ranges(attention)
         for end in (each.begin, each.end)
     ]
-    questions = (classes.may, classes.all, alive or Const(True), *ends)
-    may, everywhere, alive, *ends = name_shared_nodes(tuple(fold_expr(e) for e in questions))
+    of_boxes = [e for box in classes.box_summaries for e in (*box.lows, *box.highs)]
+    questions = (classes.may, classes.all, alive or Const(True), *ends, *of_boxes)
+    may, everywhere, alive, *rest = name_shared_nodes(tuple(fold_expr(e) for e in questions))
+    ends, of_boxes = rest[: len(ends)], rest[len(ends) :]
     summaries = (*classes.row_summaries, *classes.key_summaries)
     values = tuple(s.value for s in summaries)
     position = Interval(-LONGEST, LONGEST - 1)
     ranges = dict.fromkeys(("qpos_first", "qpos_last"), position)
     ranges |= {n: Interval(0, LONGEST - 1) for n in ("q_first", "q_last", "kv_first", "kv_last")}
-    ranges |= {f"{s.name}_{end}": INT32 for s in summaries for end in ("low", "high")}
-    printer = ExprPrinter(attention, (may, everywhere, alive, *ends, *values), ranges)
+    ranges |= {f"{s.name}_{end}": INT32 for s in classes.summaries for end in ("low", "high")}
+    printer = ExprPrinter(attention, (may, everywhere, alive, *rest, *values), ranges)
 
     def body(e: Expr) -> Body | None:
         return None if isinstance(e, Const) and e.value is True else printer.print(e, is_eager=True)
@@ -122,12 +147,28 @@ def tile_formulas(attention: Attention) -> TileFormulas:
         ranges=_range_formulas([printer.print(end, is_eager=True) for end in ends]),
         may=body(may),
         all=body(everywhere),
-        is_never_full=isinstance(everywhere, Const) and everywhere.value is False,
         row_summaries=formulas("row"),
         key_summaries=formulas("key"),
+        boxes=_box_formulas(
+            classes.box_summaries, [printer.print(e, is_eager=True) for e in of_boxes]
+        ),
+        most_in_box=MOST_IN_BOX,
         key_sets=find_key_sets(attention),
         key_may=body(alive),
     )
+
+
+def pair_by_pair(attention: Attention) -> TileFormulas:
+    """Formulas of a kernel that skips no tile and evaluates the mask at every pair.
+
+    A read outside of a tensor is then met wherever the language says that it happens; tile
+    classes would read more, and full tiles less.
+    """
+    formulas = tile_formulas(attention)
+    return replace(
+        formulas, ranges=None, may=None, all=formulas.all and Body((), "false", "bool"),
+        row_summaries=(), key_summaries=(), boxes=(), key_sets=None,
+    )  # fmt: skip
 
 
 def find_key_sets(attention: Attention) -> KeySets | None:
@@ -160,6 +201,25 @@ def find_key_sets(attention: Attention) -> KeySets | None:
         f"at.b * args.{heads[0]} + {head}" if by_batch else head,
         first_head,
     )
+
+
+def _box_formulas(boxes: tuple[BoxSummary, ...], ends: list[Body]) -> tuple[BoxFormula, ...]:
+    """`ends` are the text of every box's lows and highs, box by box."""
+    formulas, texts = [], iter(ends)
+    for box in boxes:
+        dims = len(box.lows)
+        bodies = [next(texts) for _ in range(2 * dims)]
+        pairs = zip(bodies[:dims], bodies[dims:], strict=True)
+        formulas.append(
+            BoxFormula(
+                box.name,
+                tuple({v.name: v for body in bodies for v in body.variables}.values()),
+                tuple((low.text, high.text) for low, high in pairs),
+                f"read_{box.value.tensor}",
+                *_ends(box.value),
+            )
+        )
+    return tuple(formulas)
 
 
 def _range_formulas(ends: list[Body]) -> RangeFormulas | None:

@@ -9,6 +9,7 @@ print it, and the loop nests of `docs/from-softmax-to-flash-attention.md` are th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from enum import Enum
 from typing import TypeAlias, final
 
@@ -192,6 +193,11 @@ class Program:
     def workspaces(self) -> tuple[Workspace, ...]:
         """Those of all launches."""
         return tuple(w for launch in self.launches for w in launch.workspaces)
+
+    def without_optional(self) -> Program:
+        """The same without launches that a call can do without."""
+        needed = tuple(launch for launch in self.launches if not launch.when)
+        return replace(self, launches=needed)
 
 
 def grid_of(tiles: TileProgram) -> tuple[Dim, ...]:

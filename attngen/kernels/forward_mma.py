@@ -19,7 +19,7 @@ from attngen.analysis.ranges import compile_time_ranges, infer_ranges
 from attngen.codegen.expr import ExprPrinter, float_literal
 from attngen.codegen.forward_context import ForwardContext, forward_context, head_dims
 from attngen.codegen.render import render
-from attngen.codegen.tiles import TileFormulas, find_key_sets, tile_formulas
+from attngen.codegen.tiles import TileFormulas, find_key_sets, pair_by_pair, tile_formulas
 from attngen.ir.attention import Attention
 from attngen.ir.expr import Load
 from attngen.ir.program import (
@@ -269,7 +269,7 @@ class ForwardMma:
         return Context(
             **shared.values(),
             mma=resources.template_source("common/mma.cuh"),
-            tiles=tile_formulas(attention),
+            tiles=pair_by_pair(attention) if is_checked else tile_formulas(attention),
             shared=self.shared_arrays(attention, schedule),
             warps=tile.warps,
             stages=tile.stages,

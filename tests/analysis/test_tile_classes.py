@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attngen.analysis.tile_classes import TileClasses, classify_tiles, key_may_attend
+from attngen.analysis.tile_map import summarise_box
+from attngen.ir.expr import Expr
 from attngen.ir.semantics import evaluate
 from tests.analysis.masks import TRUTHS, B, build, make_tensors, pairs, symbols
 
@@ -29,6 +31,12 @@ def tile_symbols(
     for summary in (*classes.row_summaries, *classes.key_summaries):
         values = np.asarray(evaluate(summary.value, at, tensors).data).astype(np.int64)
         tile[f"{summary.name}_low"], tile[f"{summary.name}_high"] = values.min(), values.max()
+    for box in classes.box_summaries:
+
+        def value(e: Expr, at: dict[str, Any] = tile) -> Any:
+            return evaluate(e, at, tensors).data
+
+        tile |= summarise_box(box, tensors[box.value.tensor], value)
     return tile
 
 
@@ -84,6 +92,26 @@ def test_a_value_that_no_key_changes_is_no_summary() -> None:
     """`plen[b]` is one number; a comparison with it needs no look at the keys."""
     classes = classify_tiles(build("kv <= qpos or kv < plen[b]"))
     assert classes.key_summaries == classes.row_summaries == ()
+
+
+@pytest.mark.parametrize("mask", ["table[q // 4, kv // 4]", "causal and table[q // 4, kv // 4]"])
+@pytest.mark.parametrize("tile", [(4, 4), (3, 5), (8, 6), (16, 7)])
+def test_a_table_of_blocks_is_exact_for_any_tile(mask: str, tile: tuple[int, int]) -> None:
+    assert judge(mask, 37, 41, *tile, 1, seed=3, is_sorted=False)[0] <= 2 * ("causal" in mask)
+
+
+def test_of_a_large_box_nothing_is_known() -> None:
+    missed_empty, _ = judge("table[q, kv]", 40, 40, 40, 40, 1, seed=0, is_sorted=False)
+    assert missed_empty == 0
+    classes = classify_tiles(build("table[q, kv]"))
+    (box,) = classes.box_summaries
+    ends = {"q_first": 0, "q_last": 8, "kv_first": 0, "kv_last": 7}
+    for table, rows, right in ((True, 7, (1, 1)), (False, 7, (0, 0)), (True, 8, (0, 1))):
+        tile = {**ends, "q_last": rows}
+        found = summarise_box(
+            box, np.full((9, 9), table), lambda e, at=tile: evaluate(e, at, {}).data
+        )
+        assert (found["box0_low"], found["box0_high"]) == right
 
 
 # ---- random masks are sound ------------------------------------------------------------------
