@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -29,7 +29,7 @@ from attngen.compiler import Rendered
 from attngen.cpu.mutate import Mutant, Outcome, Verdict, mutants, run_mutants
 from attngen.cpu.run import Mode
 from attngen.engines.cpu_engine import run_on_host
-from attngen.engines.outputs import Outputs
+from attngen.engines.outputs import Outputs, workspace_shape
 from attngen.ir.attention import Attention
 from attngen.ir.semantics import evaluate
 from attngen.partial import PartialState
@@ -146,6 +146,11 @@ def run_part(golden: Golden, trial: Trial, library: Path, keys: tuple[int, int],
         row_max=view(row_max, "row_max") if whole else None,
         **(state if needs_state else {}),
     )
+    if mode is not Mode.RING:  # and in the ring without what can be left out
+        for workspace in rendered.program.workspaces:
+            if workspace.name == "key_ends":
+                ends = np.full(workspace_shape(workspace, binding), -77, np.int32)
+                outputs = replace(outputs, key_ends=view(ends, "key_ends"))
     run_on_host(rendered, binding, outputs, library, mode=mode, check=True)
     if whole:
         return o, lse, row_max

@@ -1,4 +1,4 @@
-"""`check=True` reports what the mask reads outside of a tensor, and nothing that only tiles read."""
+"""`check=True` reports reads outside of a tensor by the mask, and none that only tiles make."""
 
 from __future__ import annotations
 
