@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import attngen
 from attngen.backend.cubin import read_resources
+from attngen.backend.device import view
 from attngen.backend.nvrtc import compile_cuda
+from attngen.binding import bind, split_arguments
+from attngen.cpu.build import build_library
+from attngen.engines.cpu_engine import run_on_host
+from attngen.engines.outputs import Outputs
 from attngen.targets import all_targets
 from tests.goldens import (
     GENERATED,
@@ -89,3 +95,25 @@ def _reference(golden: Golden, problem: object) -> attngen.Reference:
     from tests.gpu.verify_goldens import reference_of
 
     return reference_of(golden, problem)
+
+
+MMA = [g for g in GOLDENS if g.render().launch.family == "forward_mma" and g.is_aligned]
+
+
+@pytest.mark.parametrize("golden", MMA, ids=lambda g: g.file)
+def test_shared_memory_takes_the_fewest_wavefronts(
+    golden: Golden, host_compiler: None, tmp_path: Path
+) -> None:
+    """As many as the width of each access needs: no two lanes want different words of a bank."""
+    rendered = golden.render()
+    library = build_library(rendered.source, cache_dir=tmp_path, optimization=1)
+    tiles = rendered.launch.tiles
+    problem = make_problem(golden, tiles.tile_q + 1, 2 * tiles.tile_kv + 1)
+    tensors, params = split_arguments(rendered.program.attention, problem.named)
+    operands = (view(x, n) for n, x in zip("qkv", (problem.q, problem.k, problem.v), strict=True))
+    views = {n: view(x, n) for n, x in tensors.items()}
+    binding = bind(rendered.program.attention, *operands, views, params)
+    o = np.zeros((*problem.q.shape[:3], golden.head_dim[1]), problem.q.dtype)
+    report = run_on_host(rendered, binding, Outputs(o=view(o, "o", is_output=True)), library)
+    assert report is not None
+    assert report.shared_wavefronts == report.shared_wavefronts_least > 0
