@@ -112,6 +112,7 @@ GOLDENS = (
     Golden("mla_prefill_bf16_d192_v128", "mla_prefill", "sm_90a", "bf16", (192, 128)),
     Golden("sigmoid_fp16_d64", "sigmoid_attention", "sm_89", "fp16", (64, 64)),
     Golden("alibi_fp16_d64", "alibi", "sm_90a", "fp16", (64, 64)),
+    Golden("alibi_bf16_d128", "alibi", "sm_90a", "bf16", (128, 128)),
     Golden("longformer_fp16_d64", "longformer", "sm_89", "fp16", (64, 64), consts=_WINDOW),
     Golden("prefix_lm_bf16_d64", "prefix_lm", "sm_90a", "bf16", (64, 64)),
     Golden("packed_documents_fp16_d64", "packed_documents", "sm_90a", "fp16", (64, 64)),

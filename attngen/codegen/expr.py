@@ -151,7 +151,9 @@ class ExprPrinter:
 
     `further` are expressions made from the variant's, such as tile classes, and `symbols` the
     ranges of the symbols that only they mention.  With `is_quick`, what is computed from a score
-    takes the quick forms of functions, and multiplies by the reciprocal of what does not vary.
+    takes the quick forms of functions, multiplies by the reciprocal of what does not vary, and
+    adds a product in one operation.
+    A node in `given`, by its id, is not computed but named (score_parts.py).
     """
 
     def __init__(
@@ -161,9 +163,12 @@ class ExprPrinter:
         symbols: Ranges | None = None,
         *,
         is_quick: bool = False,
+        given: Mapping[int, Emitted] | None = None,
     ) -> None:
         self._attention = attention
         self._is_quick = is_quick
+        self._given = given or {}
+        self._factors: dict[int, tuple[Emitted, Emitted]] = {}
         roots = (*attention.expressions(), *further)
         known = {**compile_time_ranges(attention), **(symbols or {})}
         self._ranges = infer_ranges(roots, known, attention)
@@ -183,10 +188,23 @@ class ExprPrinter:
             local = tuple(n for n in postorder(*children(e)) if isinstance(n, Let))
         else:
             local = eager_lets(e)
+        if self._given:
+            local = tuple(let for let in local if id(let) in self._computed(e))
         emitted = [(let.name, self._emit(let.value, local=local)) for let in local]
         body = self._emit(e.value if isinstance(e, Let) else e, local=local)
         variables = tuple(Variable(x.type.text, f"let_{name}", x.text) for name, x in emitted)
         return Body(variables, body.text, body.type.text)
+
+    def _computed(self, root: Expr) -> set[int]:
+        """Nodes at and below `root` that are not inside of something given."""
+        found: set[int] = set()
+        stack = [root]
+        while stack:
+            node = stack.pop()
+            if id(node) not in found and id(node) not in self._given:
+                found.add(id(node))
+                stack.extend(children(node))
+        return found
 
     def print_row_formula(self, e: Expr, names: Mapping[str, str]) -> str:
         """The C++ text of a formula of the row state; `names` are its row values in C++."""
@@ -208,6 +226,9 @@ class ExprPrinter:
         while stack:
             node, ready = stack.pop()
             if id(node) in done:
+                continue
+            if id(node) in self._given:
+                done[id(node)] = self._given[id(node)]
                 continue
             # The inside of a let is printed once, in its own function.
             below = () if isinstance(node, Let) else children(node)
@@ -310,6 +331,12 @@ class ExprPrinter:
         if op in _INTEGER_FUNCTIONS:
             return Emitted(f"{_INTEGER_FUNCTIONS[op]}({left.text}, {right.text})", left.type)
         level = _ARITHMETIC[op]
+        if op is BinaryOp.MUL and left.type is CType.FLOAT:
+            self._factors[id(node)] = left, right
+        if self._is_quick and op in (BinaryOp.ADD, BinaryOp.SUB) and mentions_score(node):
+            fused = self._fused(node, left, right)
+            if fused is not None:
+                return fused
         if op is BinaryOp.DIV and self._is_quick and mentions_score(node):
             if symbols(node.right) & _VARYING:
                 inverse = f"ag_reciprocal_approx({right.text})"
@@ -318,6 +345,19 @@ class ExprPrinter:
             return Emitted(f"{left.at(level)} * {inverse}", left.type, level)
         text = f"{left.at(level)} {op.value} {right.at(_Precedence(level + 1))}"
         return Emitted(text, left.type, level)
+
+    def _fused(self, node: Binary, left: Emitted, right: Emitted) -> Emitted | None:
+        """`x + a * b` and its like as one operation; None where there is no product."""
+        minus = "-" if node.op is BinaryOp.SUB else ""
+        if (factors := self._factors.get(id(node.right))) is not None:
+            a, b = factors
+            first = f"-{a.at(_Precedence.PRIMARY)}" if minus else a.text
+            return Emitted(f"ag_fma({first}, {b.text}, {left.text})", CType.FLOAT)
+        if (factors := self._factors.get(id(node.left))) is not None:
+            a, b = factors
+            last = f"-{right.at(_Precedence.PRIMARY)}" if minus else right.text
+            return Emitted(f"ag_fma({a.text}, {b.text}, {last})", CType.FLOAT)
+        return None
 
     def _call(self, node: Call, name: str, operands: list[Emitted]) -> Emitted:
         function = FUNCTIONS[name]
@@ -379,6 +419,24 @@ def called_lets(root: Expr) -> set[str]:
         else:
             stack.extend(children(node))
     return called
+
+
+def is_unconditional(node: Expr, root: Expr) -> bool:
+    """Whether a node is evaluated whenever the root is."""
+    return id(node) in _unconditional(root)
+
+
+def growing(name: str, growth: int) -> Emitted:
+    """`bases.<name>` and so many times `step`, which a score line takes."""
+    sign = "-" if growth < 0 else "+"
+    factor = "" if abs(growth) == 1 else f"{float_literal(abs(growth))} * "
+    text = f"bases.{name} {sign} {factor}step"
+    return Emitted(text, CType.FLOAT, _ARITHMETIC[BinaryOp.ADD])
+
+
+def fixed(name: str, c_type: str) -> Emitted:
+    """`fixed.<name>`, which a score line takes."""
+    return Emitted(f"fixed.{name}", next(t for t in CType if t.text == c_type))
 
 
 def _unconditional(root: Expr) -> set[int]:

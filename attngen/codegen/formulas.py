@@ -13,7 +13,15 @@ from attngen.ir.traverse import children, postorder
 from attngen.ir.types import ScalarType
 from attngen.record import record
 
-__all__ = ["Formula", "LetFormula", "TensorRead", "formula", "let_formulas", "tensor_reads"]
+__all__ = [
+    "FixedFormula",
+    "Formula",
+    "LetFormula",
+    "TensorRead",
+    "formula",
+    "let_formulas",
+    "tensor_reads",
+]
 
 _MATCHING_SIZE = {"b": "B", "h": "Hq", "hkv": "Hkv", "q": "Sq", "kv": "Skv"}
 """Indices that are always below the size of the same row here."""
@@ -27,6 +35,15 @@ class Formula:
     variables: tuple[Variable, ...]
     text: str
     line: int | None
+
+
+@final
+@record
+class FixedFormula:
+    """A part of the score lines that is computed once for a block, with its C++ type."""
+
+    c_type: str
+    formula: Formula
 
 
 @final
@@ -69,6 +86,12 @@ def formula(printer: ExprPrinter, e: Expr) -> Formula:
     """An expression, with its line."""
     body = printer.print(e)
     return Formula(body.variables, body.text, _line(e))
+
+
+def fixed_formula(printer: ExprPrinter, e: Expr) -> FixedFormula:
+    """An expression that depends on the head alone."""
+    body = printer.print(e)
+    return FixedFormula(body.c_type, Formula(body.variables, body.text, _line(e)))
 
 
 def let_formulas(attention: Attention, printer: ExprPrinter) -> tuple[LetFormula, ...]:

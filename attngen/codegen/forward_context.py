@@ -9,6 +9,7 @@ from attngen import resources
 from attngen.codegen.arguments import C_ELEMENT, ArgumentLayout, layout_arguments
 from attngen.codegen.expr import ExprPrinter, float_literal
 from attngen.codegen.formulas import (
+    FixedFormula,
     Formula,
     LetFormula,
     TensorRead,
@@ -51,6 +52,8 @@ class ForwardContext:
     lets: tuple[LetFormula, ...]
     scale: Formula
     score_lines: tuple[Formula, ...]
+    fixed: tuple[FixedFormula, ...]
+    bases: tuple[Formula, ...]
     mask: Formula | None
     sink: Formula | None
     length_q: Formula | None
@@ -70,11 +73,15 @@ def forward_context(
     templates: tuple[str, ...],
     schedule: str,
     is_checked: bool,
+    fixed: tuple[FixedFormula, ...] = (),
+    bases: tuple[Formula, ...] = (),
 ) -> ForwardContext:
     """The shared part of a context.
 
     templates:  the files that the text comes from, the family's own template first.
     schedule:   the complete schedule in the words of the header.
+    fixed:      what score lines take as `fixed.c0`, `fixed.c1`, …
+    bases:      what they take as `bases.x0`, `bases.x1`, …
     """
     attention, launch = program.attention, program.main
     assert attention.dtype is not None
@@ -107,6 +114,8 @@ def forward_context(
         lets=let_formulas(attention, printer),
         scale=formula(printer, attention.scale),
         score_lines=tuple(formula(printer, e) for e in attention.scores),
+        fixed=fixed,
+        bases=bases,
         mask=optional(attention.mask),
         sink=optional(attention.sink),
         length_q=optional(attention.length_q),

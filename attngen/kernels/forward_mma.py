@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Final, final
 
 from attngen import resources
 from attngen.analysis.ranges import compile_time_ranges, infer_ranges
-from attngen.codegen.expr import ExprPrinter, float_literal
+from attngen.codegen.expr import ExprPrinter, fixed, float_literal, growing
+from attngen.codegen.formulas import fixed_formula, formula
 from attngen.codegen.forward_context import ForwardContext, forward_context, head_dims
 from attngen.codegen.render import render
+from attngen.codegen.score_parts import ScoreParts, cost_of_pair, find_score_parts
 from attngen.codegen.tiles import TileFormulas, find_key_sets, pair_by_pair, tile_formulas
 from attngen.ir.attention import Attention
 from attngen.ir.expr import Load
@@ -255,7 +257,14 @@ class ForwardMma:
         attention, schedule = program.attention, program.schedule
         assert attention.dtype is not None
         tile, state = _tile(schedule), attention.row_state
-        printer = ExprPrinter(attention, is_quick=True)
+        plain = ExprPrinter(attention)
+        # What is computed ahead is read where no pair attends, too, which a check must not report.
+        parts = ScoreParts((), ()) if is_checked else find_score_parts(attention)
+        of_block = tuple(fixed_formula(plain, e) for e in parts.fixed)
+        given = {id(b.node): growing(f"x{i}", b.growth) for i, b in enumerate(parts.bases)}
+        for i, (e, one) in enumerate(zip(parts.fixed, of_block, strict=True)):
+            given[id(e)] = fixed(f"c{i}", one.c_type)
+        printer = ExprPrinter(attention, is_quick=True, given=given)
         names = {"m": "m", "l": "l", "acc": "1.0f", "sink": "sink", "s": "s"}
         width_qk, width_v = _widths(attention)
         shared = forward_context(
@@ -265,6 +274,8 @@ class ForwardMma:
             templates=_TEMPLATES,
             schedule=_describe(schedule),
             is_checked=is_checked,
+            fixed=of_block,
+            bases=tuple(formula(plain, base.node) for base in parts.bases),
         )
         return Context(
             **shared.values(),
@@ -378,19 +389,22 @@ def _defaults(attention: Attention) -> tuple[_Tile, ...]:
     if largest <= 64:
         return (_Tile(128, 64, 4, 2), _Tile(64, 64, 4, 2)) if is_bare else (_Tile(64, 64, 4, 2),)
     smaller = (_Tile(64, 48, 4, 2), _Tile(64, 48, 4, 1))
+    if is_bare and attention.scores:
+        return (_Tile(128, 32, 4, 2), *smaller)
     if is_bare:
         return (_Tile(128, 48, 4, 2), _Tile(128, 48, 4, 1), *smaller)
     return smaller if _masks_ahead(attention) else (_Tile(64, 64, 4, 2), *smaller)
 
 
 def _is_bare(attention: Attention) -> bool:
-    """Whether a pair's score is its product, behind at most a cheap mask, and rows in shared memory
-    have the simplest layout."""
+    """Whether a pair's score is its product and a few additions, behind at most a cheap mask, and
+    rows in shared memory have the simplest layout."""
     extras = (attention.sink, attention.length_q, attention.length_kv)
-    has_extras = bool(attention.scores) or any(e is not None for e in extras)
+    has_extras = any(e is not None for e in extras)
     qk, v = _widths(attention)
     is_simple = qk == v and (qk % 64 == 0 or qk <= 32)
-    return is_simple and not has_extras and not _masks_ahead(attention)
+    is_cheap = cost_of_pair(attention) <= _CHEAP_SCORE
+    return is_simple and is_cheap and not has_extras and not _masks_ahead(attention)
 
 
 def _completed(schedule: Schedule, tile: _Tile) -> Schedule:
@@ -427,6 +441,9 @@ def _pitch(width: int) -> int:
     """Bytes from one row to the next; see `Layout` in the template."""
     return width * _ELEMENT + (_COPY_BYTES if width % 64 == 0 else 0)
 
+
+_CHEAP_SCORE: Final = 3
+"""Operations of a score that is linear in the distance."""
 
 _CHEAP_MASK: Final = 9
 """Nodes of a window: two comparisons of a difference."""

@@ -1,0 +1,144 @@
+"""Parts of the score lines that need no work for each pair.
+
+    score   s + exp2(slope(h)) * float(kv - qpos)     over keys kv0, kv0 + 1, kv0 + 8, …
+    fixed   c0 = exp2(slope(h))                       once for a block
+    bases   x0 = float(kv0 - qpos)                    once for a lane's keys of a tile
+            s + c0 * (x0 + step)                      step = 0, 1, 8, …, constants of the loop
+
+Fixed is what depends on the head alone and costs more than a register.  A base is a conversion
+whose operand grows by the same amount from key to key: it takes as long as four additions, and
+here one serves all keys of a lane.  The sum is the same while the integer is below 2^24, and
+rounds twice instead of once beyond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final, final
+
+from attngen.codegen.expr import eager_lets, is_unconditional
+from attngen.ir.attention import Attention
+from attngen.ir.expr import (
+    Binary,
+    BinaryOp,
+    Call,
+    Const,
+    Expr,
+    Let,
+    Load,
+    Negate,
+    Symbol,
+    ToFloat,
+)
+from attngen.ir.traverse import children, postorder, symbols, tensors
+from attngen.record import record
+
+__all__ = ["Base", "ScoreParts", "cost_of_pair", "find_score_parts"]
+
+_OF_A_PAIR: Final = frozenset({"q", "qpos", "kv", "s"})
+_COSTS: Final[Mapping[type, int]] = {Load: 8, Call: 8}
+"""Of nodes that are more than one operation."""
+_DIVISIONS: Final = (BinaryOp.DIV, BinaryOp.FLOORDIV, BinaryOp.MOD)
+
+
+@final
+@record(eq=False)
+class Base:
+    """A conversion whose operand grows by `growth`, which is not 0, from a key to the next."""
+
+    node: ToFloat
+    growth: int
+
+
+@final
+@record(eq=False)
+class ScoreParts:
+    """What score lines take from outside; the nodes are theirs."""
+
+    fixed: tuple[Expr, ...]
+    bases: tuple[Base, ...]
+
+
+def find_score_parts(attention: Attention) -> ScoreParts:
+    """Those that the functions of the score lines compute, and no other function."""
+    others = (attention.length_q, attention.length_kv, attention.scale, attention.mask)
+    elsewhere = {id(n) for e in (*others, attention.sink) if e is not None for n in postorder(e)}
+    for line in attention.scores:
+        for let in _called(line):
+            elsewhere |= {id(n) for n in postorder(let)}
+    fixed: dict[int, Expr] = {}
+    bases: dict[int, Base] = {}
+    for line in attention.scores:
+        stack: list[Expr] = [line]
+        while stack:
+            node = stack.pop()
+            if id(node) in elsewhere or id(node) in fixed or id(node) in bases:
+                continue
+            if _is_fixed(node) and (not tensors(node) or is_unconditional(node, line)):
+                fixed[id(node)] = node
+                continue
+            if isinstance(node, ToFloat) and (growth := growth_of(node.operand)):
+                bases[id(node)] = Base(node, growth)
+                continue
+            stack.extend(reversed(children(node)))
+    return ScoreParts(tuple(fixed.values()), tuple(bases.values()))
+
+
+def cost_of_pair(attention: Attention) -> int:
+    """Operations of the score lines for each pair, beside what is computed ahead of it."""
+    parts = find_score_parts(attention)
+    ahead = {id(e) for e in (*parts.fixed, *(base.node for base in parts.bases))}
+    cost = len(parts.bases)  # `x0 + step`
+    stack: list[Expr] = list(attention.scores)
+    seen: set[int] = set()
+    while stack:
+        node = stack.pop()
+        if id(node) in ahead or id(node) in seen:
+            continue
+        seen.add(id(node))
+        if not isinstance(node, Const | Symbol | Let):
+            cost += _COSTS.get(type(node), 1)
+        stack.extend(children(node))
+    return cost
+
+
+def _called(line: Expr) -> Iterator[Let]:
+    """Lets below a score line that are functions of their own."""
+    local = {id(let) for let in eager_lets(line)}
+    for node in postorder(line):
+        if isinstance(node, Let) and node is not line and id(node) not in local:
+            yield node
+
+
+def _is_fixed(e: Expr) -> bool:
+    """Whether it depends on the head alone, and is worth a register."""
+    if symbols(e) & _OF_A_PAIR:
+        return False
+    return any(
+        isinstance(n, Load | Call) or (isinstance(n, Binary) and n.op in _DIVISIONS)
+        for n in postorder(e)
+    )
+
+
+def growth_of(e: Expr) -> int | None:
+    """What an integer gains from one key to the next; None where that is no constant."""
+    match e:
+        case Symbol("kv"):
+            return 1
+        case Let(_, value):
+            return growth_of(value)
+        case Negate(x):
+            inner = growth_of(x)
+            return None if inner is None else -inner
+        case Binary(BinaryOp.ADD | BinaryOp.SUB as op, left, right):
+            a, b = growth_of(left), growth_of(right)
+            if a is None or b is None:
+                return None
+            return a + b if op is BinaryOp.ADD else a - b
+        case Binary(BinaryOp.MUL, Const(int(factor)), x):
+            inner = growth_of(x)
+        case Binary(BinaryOp.MUL, x, Const(int(factor))):
+            inner = growth_of(x)
+        case _:
+            return None if "kv" in symbols(e) else 0
+    return None if inner is None else factor * inner
