@@ -64,7 +64,7 @@ _COMPILER_FLAGS = (
 )
 _LINK_FLAGS = ("-shared", "-pthread")
 _SOURCE, _OBJECT, _LIBRARY = "kernel.cu", "kernel.o", "kernel.so"
-_HEADERS = ("host.h", "host_mma.h")  # included in this order, before the kernel
+_HEADERS = ("host.h", "host_mma.h", "host_wgmma.h")  # included in this order, before the kernel
 _SEAL_BYTES = hashlib.sha256().digest_size
 _SEARCHED = ("g++", "clang++", "c++")
 _ERROR_LINES = 8
@@ -127,7 +127,7 @@ def _version_of(command: tuple[str, ...]) -> str | None:
 
 
 def host_headers() -> dict[str, str]:
-    """The texts of `host.h` and `host_mma.h`, which a kernel's text is compiled behind."""
+    """The texts of `host.h`, `host_mma.h` and `host_wgmma.h`, which a kernel's text is compiled behind."""
     folder = files("attngen.cpu")
     return {name: folder.joinpath(name).read_text(encoding="utf-8") for name in _HEADERS}
 
