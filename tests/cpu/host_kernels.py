@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,8 +13,11 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from attngen.codegen.render import _environment
 from attngen.cpu.run import Landing, MemoryRange, Mode, RunReport, copy_apart, run_on_cpu
+from attngen.cpu.tensor_map import encode_for_cpu
 from attngen.resources import template_source
+from attngen.tensor_map import TensorMap
 
 KERNELS = Path(__file__).with_name("kernels")
 NAMES = tuple(sorted(path.stem for path in KERNELS.glob("*.cu")))
@@ -21,13 +25,25 @@ ALL_MODES = tuple(Mode)
 ALL_LANDINGS = tuple(Landing)
 
 Array: TypeAlias = npt.NDArray[Any]
-Argument: TypeAlias = Array | int | float
+Argument: TypeAlias = Array | TensorMap | int | float
 
 
 def kernel_text(name: str, body: str | None = None) -> str:
     """A whole kernel: the device functions and one of `kernels/`, or a changed body of it."""
-    files = ["common/device.cuh", *(["common/mma.cuh"] if name.startswith("mma_") else [])]
-    return "".join(map(template_source, files)) + (body_of(name) if body is None else body)
+    files = ["common/device.cuh"]
+    files += ["common/mma.cuh"] if name.startswith(("mma_", "wgmma_")) else []
+    files += ["common/wgmma.cuh"] if name.startswith("wgmma_") else []
+    body = body_of(name) if body is None else body
+    return "".join(map(template_source, files)) + _products(body) + body
+
+
+def _products(body: str) -> str:
+    """The products of warp groups that a kernel uses; how wide they are, its constants say."""
+    if "ag_wgmma_shared_" not in body:
+        return ""
+    widths = sorted({int(n) for n in re.findall(r"constexpr int kColumns = (\d+);", body)})
+    module: Any = _environment().get_template("common/wgmma.cu.j2").module
+    return str(module.products("fp16" if "_fp16<" in body else "bf16", widths, widths))
 
 
 def body_of(name: str) -> str:
@@ -91,15 +107,19 @@ class Case:
 
 
 def pack(arguments: Any) -> bytes:
-    """The bytes of a C struct with these members: pointers, ints and floats."""
-    codes, values = "", []
+    """The bytes of a C struct with these members: tensor maps first, pointers, ints and floats."""
+    codes, values, has_maps = "", [], False
     for argument in arguments:
-        if isinstance(argument, np.ndarray):
+        value: object = argument
+        if isinstance(argument, TensorMap):
+            codes, value, has_maps = f"{codes}128s", encode_for_cpu(argument), True
+        elif isinstance(argument, np.ndarray):
             codes, value = codes + "P", argument.ctypes.data
         else:
-            codes, value = codes + ("f" if isinstance(argument, float) else "i"), argument
+            codes += "f" if isinstance(argument, float) else "i"
         values.append(value)
-    return struct.pack(f"@{codes}0P", *values)
+    packed = struct.pack(f"@{codes}0P", *values)
+    return packed + bytes(-len(packed) % 64 if has_maps else 0)
 
 
 # ---- one case per kernel --------------------------------------------------------------------
