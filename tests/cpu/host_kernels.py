@@ -41,7 +41,7 @@ def _products(body: str) -> str:
     """The products of warp groups that a kernel uses; how wide they are, its constants say."""
     if "ag_wgmma_shared_" not in body:
         return ""
-    widths = sorted({int(n) for n in re.findall(r"constexpr int kColumns = (\d+);", body)})
+    widths = sorted({int(n) for n in re.findall(r"constexpr int (?:kColumns|kHeadDim|kKeys) = (\d+);", body)})
     module: Any = _environment().get_template("common/wgmma.cu.j2").module
     return str(module.products("fp16" if "_fp16<" in body else "bf16", widths, widths))
 
