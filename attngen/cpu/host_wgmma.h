@@ -58,7 +58,7 @@ struct NamedBarrier {
     int arrived, threads;
     Site site;
     int first;             // thread
-    uint32_t waiting;      // warps
+    uint32_t came, waiting;  // warps
     uint32_t generation;
     uint32_t* clock;
 };
@@ -698,7 +698,7 @@ static void end_named(Thread& t, NamedBarrier& x) {
         set_ready(b, w, ~0u);
     }
     if (t.clock) memset(x.clock, 0, b.async->width * sizeof(uint32_t));
-    x.waiting = 0;
+    x.came = x.waiting = 0;
     x.arrived = 0;
     ++x.generation;
 }
@@ -709,6 +709,10 @@ static void come_to_named(Thread& t, NamedBarrier& x, int id, int threads, bool 
         fail(t, kBarrierProtocol, site, "is at barrier %d for %d threads, but thread %d at %s:%d for %d",
              id, threads, x.first, x.site.file, x.site.line, x.threads);
     if (!x.arrived) x.site = site, x.first = t.index, x.threads = threads;
+    if (x.came >> t.warp_index & 1)
+        fail(t, kBarrierProtocol, site, "comes to barrier %d again, where %d of %d threads are, its own "
+             "warp among them", id, x.arrived, threads);
+    x.came |= 1u << t.warp_index;
     a.warp_generation[t.warp_index] = x.generation;
     for (int i = 0; i < 32; ++i) release((&t - t.lane)[i], x.clock, site);
     x.arrived += 32;
@@ -1409,6 +1413,10 @@ static void end_async_block(Thread& last) {
         if (x->loaded > x->seen)
             fail(last, kUnfinishedCopy, x->load_site, "is the last to end, but nobody has waited for the "
                  "tensor load of thread %d to the barrier at byte %u", x->load_thread, x->place);
+    for (int id = 0; id < kNamedBarriers; ++id)
+        if (a.named[id].arrived)
+            fail(last, kBarrierProtocol, a.named[id].site, "is the last to end, but %d of %d threads are "
+                 "at barrier %d", a.named[id].arrived, a.named[id].threads, id);
 }
 
 const AsyncHooks kAsyncHooks = {is_known,         check_shared_by_clock, meet, describe_waits,

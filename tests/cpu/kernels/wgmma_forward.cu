@@ -99,7 +99,7 @@ AG_DEVICE void produce(const ForwardArgs& args, ag_u32 shared) {
     if (v_step >= 0) load_keys(args.v, shared + kV, shared + kVFull, shared + kVEmpty, v, v_step, v_head, v_batch);
     for (int w = 0; w < kGroups; ++w) {  // there is no other tile
         ag_barrier_wait(shared + kQEmpty + 8 * w, q_parity);
-        ag_shared_store4(shared + kRecords + 16 * w, -1);
+        ag_shared_store4(shared + kRecords + 16 * w, ~0u);
         for (int e = 1; e < 4; ++e) ag_shared_store4(shared + kRecords + 16 * w + 4 * e, 0);
         ag_barrier_arrive(shared + kQFull + 8 * w);
     }
