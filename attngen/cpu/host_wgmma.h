@@ -336,20 +336,23 @@ template <class T> inline T& append(Thread& t, Queue<T>& queue, const T& item, S
 // A cell for each byte; sizes are those of single bytes, except where cells come from before, or from
 // asynchronous copies of 16 bytes.  Readers that are not ordered among themselves become a set.
 
-constexpr Stamp kReaderSet = 3;  // in the low bits of `read`; the set's number is above them
+// In the low bits of `read`; the set's number is above them, and the block where stamps have it.
+constexpr Stamp kReaderSet = 3;
 
 inline Stamp first_stamp(const Thread& t) { return stamp_of(t.block->index, 0, 0); }
 
-inline uint32_t* readers_of(Async& a, Stamp read) {
-    return a.readers + (size_t)(read >> 2) * a.threads;
+inline bool is_reader_set(const Thread& t, Stamp read) {
+    return read >= first_stamp(t) && (read & kLow) == kReaderSet;
 }
+inline uint32_t number_of_set(Stamp read) { return (uint32_t)(read >> kThreadShift); }
+inline uint32_t* readers_of(Async& a, uint32_t set) { return a.readers + (size_t)set * a.threads; }
 
 // A set that is free holds the number of the next one.
 AG_NOINLINE Stamp new_reader_set(Thread& t, Site site) {
     Async& a = *t.block->async;
     int set = a.free_readers;
     if (set >= 0) {
-        a.free_readers = (int)readers_of(a, (Stamp)set << 2)[0];
+        a.free_readers = (int)readers_of(a, set)[0];
     } else {
         set = a.reader_sets++;
         if (a.reader_sets > a.reader_capacity) {
@@ -359,39 +362,40 @@ AG_NOINLINE Stamp new_reader_set(Thread& t, Site site) {
             a.readers = (uint32_t*)larger;
         }
     }
-    Stamp read = (Stamp)set << 2 | kReaderSet;
-    memset(readers_of(a, read), 0, a.threads * sizeof(uint32_t));
-    return read;
+    memset(readers_of(a, set), 0, a.threads * sizeof(uint32_t));
+    return first_stamp(t) | (Stamp)set << kThreadShift | kReaderSet;
 }
 
-inline void forget_readers(Async& a, Cell& cell) {
-    if ((cell.read & kLow) == kReaderSet) {
-        readers_of(a, cell.read)[0] = (uint32_t)a.free_readers;
-        a.free_readers = (int)(cell.read >> 2);
+inline void forget_readers(const Thread& t, Cell& cell) {
+    Async& a = *t.block->async;
+    if (is_reader_set(t, cell.read)) {
+        uint32_t set = number_of_set(cell.read);
+        readers_of(a, set)[0] = (uint32_t)a.free_readers;
+        a.free_readers = (int)set;
     }
     cell.read = 0;
 }
 
 inline void add_reader(Thread& t, Cell& cell, Site site) {
     Async& a = *t.block->async;
-    if ((cell.read & kLow) != kReaderSet) {
+    if (!is_reader_set(t, cell.read)) {
         if (cell.read < first_stamp(t) || are_ordered(t, cell.read)) {
             cell.read = t.stamp;
             return;
         }
         Stamp set = new_reader_set(t, site);
-        readers_of(a, set)[stamp_thread(cell.read)] = (uint32_t)tick_of(cell.read) + 1;
+        readers_of(a, number_of_set(set))[stamp_thread(cell.read)] = (uint32_t)tick_of(cell.read) + 1;
         cell.read = set;
     }
-    readers_of(a, cell.read)[t.index] = (uint32_t)tick_of(t.stamp) + 1;
+    readers_of(a, number_of_set(cell.read))[t.index] = (uint32_t)tick_of(t.stamp) + 1;
 }
 
 // A reader whose read is not ordered before now; -1: none.
 inline int open_reader(const Thread& t, const Cell& cell) {
-    if ((cell.read & kLow) != kReaderSet)
+    if (!is_reader_set(t, cell.read))
         return cell.read < first_stamp(t) || are_ordered(t, cell.read) ? -1 : stamp_thread(cell.read);
     Async& a = *t.block->async;
-    const uint32_t* readers = readers_of(a, cell.read);
+    const uint32_t* readers = readers_of(a, number_of_set(cell.read));
     for (int s = 0; s < a.threads; ++s)
         if (readers[s] > t.clock[s] && s != t.index) return s;
     return -1;
@@ -473,7 +477,7 @@ static void check_shared_by_clock(Thread& t, uint32_t address, uint32_t bytes, A
         }
         int reader = cell.read ? open_reader(t, cell) : -1;
         if (reader >= 0) fail_open(t, verb, i, reader, "read", site);
-        forget_readers(a, cell);
+        forget_readers(t, cell);
         cell.written = t.stamp | size_code(1);
     }
 }
@@ -866,7 +870,7 @@ inline void note_load(Thread& t, const TensorCopy& load, Site site) {
                 Cell& cell = cell_at(t, i);
                 int reader = cell.read ? open_reader(t, cell) : -1;
                 if (reader >= 0) fail_open(t, "loads", i, reader, "read", site);
-                forget_readers(a, cell);
+                forget_readers(t, cell);
                 cell = {0, 0};
             }
         }

@@ -63,6 +63,8 @@ class Case:
     shared_bytes: int = 0
     writable: Sequence[str] = ()
     tolerance: float = 0.0
+    tensors: Mapping[str, Array] = field(default_factory=dict)
+    """The arrays that tensor maps among the arguments are of, by the maps' names."""
 
     report: RunReport | None = field(default=None, init=False)
 
@@ -84,9 +86,10 @@ class Case:
     def launch(self, library: Path, **options: Any) -> RunReport:
         """Launch it without looking at the outputs."""
         can_write = {*self.expected, *self.writable}
+        arrays = {**self.arguments, **self.tensors}
         ranges = [
             MemoryRange.of(value, is_writable=name in can_write, name=name)
-            for name, value in self.arguments.items()
+            for name, value in arrays.items()
             if isinstance(value, np.ndarray)
         ]
         options = {"shared_bytes": self.shared_bytes, "ranges": ranges, **options}

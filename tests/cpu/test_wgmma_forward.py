@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from attngen.cpu.run import Landing, MemoryRange, Mode, copy_apart
+from attngen.cpu.run import Landing, Mode, copy_apart
 from tests.cpu.host_kernels import ALL_LANDINGS, ALL_MODES, Case, body_of
 from tests.cpu.test_wgmma_instructions import tensor_map
 
@@ -34,7 +34,6 @@ class Forward:
             name: copy_apart(rng.standard_normal((*shape, HEAD_DIM)).astype(ml_dtypes.bfloat16))
             for name, shape in shapes.items()
         }
-        self.arrays = arrays  # maps have addresses only
         self.out = copy_apart(np.full((1, rows, heads, HEAD_DIM), np.nan, ml_dtypes.bfloat16))
         scale, row_tiles = HEAD_DIM**-0.5, -(-rows // ROWS)
         by_head = {name: array.transpose(0, 2, 1, 3) for name, array in arrays.items()}
@@ -62,13 +61,10 @@ class Forward:
             grid=1,
             threads=384,
             shared_bytes=SHARED_BYTES,
+            writable=("out", "lse"),
+            tensors={**arrays, "out": self.out},
         )
         self.lse = np.asarray(self.case.arguments["lse"])
-        self.ranges = [
-            *(MemoryRange.of(array, is_writable=False, name=n) for n, array in arrays.items()),
-            MemoryRange.of(self.out, is_writable=True, name="out"),
-            MemoryRange.of(self.lse, is_writable=True, name="lse"),
-        ]
         self._answer({n: a.astype(np.float64) for n, a in by_head.items()}, share, scale, causal)
 
     def _answer(self, x: dict[str, Array], share: int, scale: float, causal: bool) -> None:
@@ -91,7 +87,7 @@ class Forward:
     def run(self, library: Path, **options: Any) -> None:
         self.out[...] = np.nan
         self.lse[...] = np.nan
-        self.case.launch(library, ranges=self.ranges, **options)
+        self.case.launch(library, **options)
         error = np.abs(self.out.transpose(0, 2, 1, 3).astype(np.float64) - self.right)
         assert (error <= self.bound).all()
         np.testing.assert_allclose(self.lse, self.right_lse, rtol=1e-5, atol=1e-5)
