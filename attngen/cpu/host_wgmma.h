@@ -71,8 +71,9 @@ struct TensorCopy {
     uint32_t place;
     Site site;
     int thread;
-    int barrier;           // of a load
+    int barrier;           // of a load, and its phase
     uint32_t phase;
+    int64_t bytes;
     int64_t group;         // of a store
 };
 
@@ -597,7 +598,7 @@ static void land_if_last(Thread& t, Barrier& x, Site site) {
     if (x.pending || !a.loads.count) return;
     int64_t on_their_way = 0;
     for (int i = 0; i < a.loads.count; ++i)
-        if (a.loads.items[i].barrier == number) on_their_way += a.loads.items[i].group;
+        if (a.loads.items[i].barrier == number) on_their_way += a.loads.items[i].bytes;
     if (on_their_way < x.bytes) return;
     uint32_t phase = x.phase;
     for (int i = 0; i < a.loads.count && x.phase == phase;) {
@@ -608,7 +609,7 @@ static void land_if_last(Thread& t, Barrier& x, Site site) {
         TensorCopy load = a.loads.items[i];
         a.loads.remove(i);
         land_load(t, load);
-        x.bytes -= load.group;
+        x.bytes -= load.bytes;
         end_phase_if_over(t, x, site);
     }
 }
@@ -678,11 +679,17 @@ static bool try_wait(Thread& t, uint32_t address, int parity, Site site) {
 static void describe_waits(const Block& b, char* text, size_t size) {
     const Async& a = *b.async;
     size_t used = 0;
+    // Late loads are on their way until nothing else is missing.
+    auto missing = [&a](const Barrier& x) {
+        int64_t bytes = x.bytes;
+        for (int i = 0; i < a.loads.count; ++i)
+            if (a.loads.items[i].barrier == number_of(a, x)) bytes -= a.loads.items[i].bytes;
+        return (long long)bytes;
+    };
     for (const Barrier* x = a.barriers; x < a.barriers + a.barrier_count && used + 1 < size; ++x)
         if (x->waiting_count)
             used += snprintf(text + used, size - used, "; the barrier at byte %u lacks %d arrivals and "
-                             "%lld bytes of phase %u", x->place, x->pending, (long long)x->bytes,
-                             x->phase);
+                             "%lld bytes of phase %u", x->place, x->pending, missing(*x), x->phase);
     for (int id = 0; id < kNamedBarriers && used + 1 < size; ++id)
         if (a.named[id].arrived)
             used += snprintf(text + used, size - used, "; %d of %d threads are at barrier %d",
@@ -809,8 +816,7 @@ static void check_row(Thread& t, const TensorCopy& copy, const BoxRow& row, bool
 
 // Calls `use(place)` for each 16 bytes of a box in shared memory, in its order.
 template <class Use> inline void for_each_granule(const TensorCopy& copy, Use use) {
-    uint32_t bytes = box_bytes(*copy.map);
-    for (uint32_t i = 0; i < bytes; i += 16) use(swizzled(copy.place + i, copy.map->swizzle_bytes));
+    for (uint32_t i = 0; i < copy.bytes; i += 16) use(swizzled(copy.place + i, copy.map->swizzle_bytes));
 }
 
 static TensorCopy start_tensor_copy(Thread& t, const void* map, uint32_t address, const int* at,
@@ -835,6 +841,7 @@ static TensorCopy start_tensor_copy(Thread& t, const void* map, uint32_t address
     copy.place = place;
     copy.site = site;
     copy.thread = t.index;
+    copy.bytes = box_bytes(m);
     return copy;
 }
 
@@ -893,9 +900,8 @@ static void tensor_load(Thread& t, uint32_t to, const void* map, uint32_t addres
              "no ag_barrier_init_fence behind it", x.place, maker);
     load.barrier = number_of(a, x);
     load.phase = x.phase;
-    load.group = box_bytes(*load.map);
-    t.counters.global_loads += load.group / 16;
-    t.counters.shared_writes += load.group / 16;
+    t.counters.global_loads += load.bytes / 16;
+    t.counters.shared_writes += load.bytes / 16;
     if (t.clock) note_load(t, load, site);
     x.loaded = x.phase + 1;
     x.load_site = site;
@@ -906,7 +912,7 @@ static void tensor_load(Thread& t, uint32_t to, const void* map, uint32_t addres
         return;
     }
     land_load(t, load);
-    x.bytes -= load.group;
+    x.bytes -= load.bytes;
     end_phase_if_over(t, x, site);
 }
 
@@ -934,8 +940,8 @@ static void tensor_store(Thread& t, const void* map, uint32_t from, const int* a
     Async& a = async_of(t, site);
     TensorCopy store = start_tensor_copy(t, map, from, at, rank, false, site);
     store.group = a.store_groups[t.index];
-    t.counters.shared_reads += box_bytes(*store.map) / 16;
-    t.counters.global_stores += box_bytes(*store.map) / 16;
+    t.counters.shared_reads += store.bytes / 16;
+    t.counters.global_stores += store.bytes / 16;
     if (t.clock)
         for_each_granule(store, [&](uint32_t place) {
             Granule& g = a.granules[place / 16];

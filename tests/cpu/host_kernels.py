@@ -30,20 +30,25 @@ Argument: TypeAlias = Array | TensorMap | int | float
 
 def kernel_text(name: str, body: str | None = None) -> str:
     """A whole kernel: the device functions and one of `kernels/`, or a changed body of it."""
+    body = body_of(name) if body is None else body
+    return device_functions(name, body) + body
+
+
+def device_functions(name: str, body: str) -> str:
+    """What a kernel's body relies on."""
     files = ["common/device.cuh"]
     files += ["common/mma.cuh"] if name.startswith(("mma_", "wgmma_")) else []
     files += ["common/wgmma.cuh"] if name.startswith("wgmma_") else []
-    body = body_of(name) if body is None else body
-    return "".join(map(template_source, files)) + _products(body) + body
+    return "".join(map(template_source, files)) + _products(body)
 
 
 def _products(body: str) -> str:
-    """The products of warp groups that a kernel uses; how wide they are, its constants say."""
-    if "ag_wgmma_shared_" not in body:
-        return ""
-    widths = sorted({int(n) for n in re.findall(r"constexpr int (?:kColumns|kHeadDim|kKeys) = (\d+);", body)})
+    """The products of warp groups that a body uses; how wide they are, its constants say."""
+    elements = sorted(set(re.findall(r"\bag_wgmma_shared_(\w+)<", body)))
+    widths = re.findall(r"constexpr int (?:kColumns|kHeadDim|kKeys) = (\d+);", body)
+    sizes = sorted({int(n) for n in widths})
     module: Any = _environment().get_template("common/wgmma.cu.j2").module
-    return str(module.products("fp16" if "_fp16<" in body else "bf16", widths, widths))
+    return "".join(str(module.products(element, sizes, sizes)) for element in elements)
 
 
 def body_of(name: str) -> str:
