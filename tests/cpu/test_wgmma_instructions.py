@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from attngen.cpu.build import host_headers
-from attngen.cpu.run import Landing, MemoryRange, Mode, copy_apart
+from attngen.cpu.build import CppCompiler, host_headers
+from attngen.cpu.run import Landing, Mode, copy_apart
 from attngen.ir.types import BF16, ELEMENTS, Element
 from attngen.resources import template_source
 from attngen.tensor_map import SWIZZLES, TensorMap
 from tests.cpu.host_kernels import ALL_LANDINGS, ALL_MODES, Case, body_of
+from tests.cpu.test_host_arithmetic import NAN32
+from tests.cpu.variants import build_variants
 
 Build = Callable[..., Path]
 Array = npt.NDArray[Any]
@@ -88,7 +91,7 @@ def box_of(array: Array, at: tuple[int, ...], box: tuple[int, ...]) -> Array:
     return out
 
 
-BOXES = [  # element, shape (the densest last), box (the densest first)
+BOXES = [  # element, shape (the densest last), box (the densest first; its rows are as long as the swizzle)
     ("bf16", (50, 72), (64, 8)),
     ("fp16", (3, 50, 40), (32, 16, 2)),
     ("fp32", (3, 20, 40), (8, 16, 1)),
@@ -96,109 +99,96 @@ BOXES = [  # element, shape (the densest last), box (the densest first)
     ("uint8", (2, 5, 33, 80), (128, 8, 1, 2)),
     ("bf16", (2, 2, 3, 9, 80), (64, 3, 2, 1, 2)),
 ]
+PLACES = 8  # of each box: inside, across the edges, outside
 
 
-def boxes_case(
-    element: str, shape: tuple[int, ...], box: tuple[int, ...], swizzle: int
-) -> tuple[Case, list[MemoryRange], Array, Array]:
-    """Loads and stores at coordinates of all kinds: inside, across every edge, outside."""
-    rng = np.random.default_rng(5)
-    dtype, rank, blocks = DTYPES[element], len(shape), 12
-    source = rng.integers(1, 200, shape).astype(dtype)
-    width = -(-shape[-1] * source.itemsize // 16) * 16 // source.itemsize  # of a row in memory
-    wide = copy_apart(np.full((*shape[:-1], width), 99).astype(dtype))
-    wide[..., : shape[-1]] = source
-    target = copy_apart(np.zeros_like(wide))
-    views = [array[..., : shape[-1]] for array in (wide, target)]
-    at = np.zeros((blocks, 8), np.int32)
-    for i, (size, edge) in enumerate(zip(reversed(shape), box, strict=True)):
-        at[:, i] = rng.integers(-edge - 1, size + 2, blocks)
-        at[:, 4 + i if rank < 5 else i] = rng.integers(-2, size + 1, blocks)
-    at[0] = 0
-    maps = [
-        tensor_map(name, view, box, swizzle, ELEMENTS[element])
-        for name, view in zip(("from", "to"), views, strict=True)
-    ]
-    words = maps[0].box_bytes() // 4
-    case = Case(
+def boxes_body(rank: int) -> str:
+    """The kernel for a number of dimensions; it has four."""
+    body = body_of("wgmma_boxes").replace("kRank = 4", f"kRank = {rank}")
+    for first in ("at", "at + kRank"):
+        old = ", ".join(f"ag_load({first}{f' + {i}' if i else ''})" for i in range(4))
+        new = ", ".join(f"ag_load({first}{f' + {i}' if i else ''})" for i in range(rank))
+        assert body.count(old + ")") == 1
+        body = body.replace(old + ")", new + ")")
+    return body
+
+
+@pytest.fixture(scope="module")
+def boxes(compiler: CppCompiler, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_variants(
         "wgmma_boxes",
-        {
-            "from": maps[0],
-            "to": maps[1],
-            "image": np.zeros((blocks, words), np.uint32),
-            "at": at,
-            "words": words,
-        },
-        {},
-        grid=blocks,
-        threads=64,
-        shared_bytes=1024 + words * 4,
-        writable=("image",),
+        {str(rank): boxes_body(rank) for rank in (2, 3, 4, 5)},
+        cache_dir=tmp_path_factory.mktemp("boxes"),
+        compiler=compiler,
     )
-    ranges = [
-        MemoryRange.of(wide, is_writable=False, name="from"),
-        # Boxes of several blocks overlap, and they write what is the same: no array to search.
-        MemoryRange.of(target, is_writable=True, name="to"),
-        *(
-            MemoryRange.of(np.asarray(case.arguments[name]), is_writable=name == "image", name=name)
-            for name in ("image", "at")
-        ),
-    ]
-    return case, ranges, views[0], views[1]
 
 
-@each_landing
+def put_box(target: Array, at: tuple[int, ...], box: Array) -> None:
+    """Write a box into an array as far as it is inside; coordinates with the densest first."""
+    padded = np.pad(target, [(size, size) for size in box.shape])
+    first = [f + size for f, size in zip(reversed(at), box.shape, strict=True)]
+    if all(0 <= f <= n - size for f, n, size in zip(first, padded.shape, box.shape, strict=True)):
+        padded[tuple(slice(f, f + size) for f, size in zip(first, box.shape, strict=True))] = box
+    inside = tuple(slice(b, b + n) for b, n in zip(box.shape, target.shape, strict=True))
+    target[...] = padded[inside]
+
+
 @pytest.mark.parametrize("swizzle", SWIZZLES)
 @pytest.mark.parametrize(("element", "shape", "box"), BOXES)
 def test_boxes(
-    element: str,
+    element: str, shape: tuple[int, ...], box: tuple[int, ...], swizzle: int, boxes: Path
+) -> None:
+    """Loaded, written down as they lie in shared memory, and stored to another tensor."""
+    rng = np.random.default_rng(5)
+    dtype, rank = DTYPES[element], len(shape)
+    if swizzle:
+        box = (swizzle // ELEMENTS[element].bytes, *box[1:])
+    row = -(-shape[-1] * ELEMENTS[element].bytes // 16) * 16 // ELEMENTS[element].bytes
+    source = rng.integers(1, 200, (*shape[:-1], row)).astype(dtype)  # more than the tensor has
+    target = np.zeros_like(source)
+    at = np.stack(
+        [rng.integers(-b - 1, n + 2, (PLACES, 2)) for n, b in zip(reversed(shape), box, strict=True)],
+        axis=-1,
+    ).astype(np.int32)
+    at[0] = 0
+    for landing in ALL_LANDINGS:
+        for load, store in at:
+            case = boxes_case(source, target, shape, box, swizzle, np.stack([load, store]))
+            case.launch(boxes, landing=landing, workers=1)
+            loaded = box_of(source[..., : shape[-1]], tuple(load.tolist()), box)
+            image = np.asarray(case.arguments["image"]).view(np.uint8)
+            places = swizzled(np.arange(image.size) + 1024, swizzle) - 1024
+            np.testing.assert_array_equal(image[places], np.frombuffer(loaded.tobytes(), np.uint8))
+            expected = np.zeros_like(target)
+            put_box(expected[..., : shape[-1]], tuple(store.tolist()), loaded)
+            np.testing.assert_array_equal(case.tensors["to"], expected)
+
+
+def boxes_case(
+    source: Array,
+    target: Array,
     shape: tuple[int, ...],
     box: tuple[int, ...],
     swizzle: int,
-    landing: Landing,
-    build: Build,
-) -> None:
-    rank = len(shape)
-    if swizzle:
-        box = (swizzle // DTYPES[element](0).itemsize, *box[1:])
-    names = ", ".join(f"ag_load(at + {i})" for i in range(rank))
-    other = ", ".join(f"ag_load(at + {i if rank == 5 else 4 + i})" for i in range(rank))
-    body = body_of("wgmma_boxes")
-    for first, coordinates in ((0, names), (4, other)):
-        old = ", ".join(f"ag_load(at + {first + i})" if first + i else "ag_load(at)" for i in range(4))
-        assert body.count(old) == 1
-        body = body.replace(old, coordinates)
-    case, ranges, source, target = boxes_case(element, shape, box, swizzle)
-    library = build("wgmma_boxes", body)
-    image, at = (np.asarray(case.arguments[name]) for name in ("image", "at"))
-    for block in range(case.grid):  # one at a time: stores of several overlap
-        case.grid = 1
-        single = np.ascontiguousarray(at[block : block + 1])
-        image_of_block = np.zeros_like(image[0])
-        target[...] = 0
-        case.arguments |= {"at": single, "image": image_of_block}
-        ranges[2:] = [
-            MemoryRange.of(image_of_block, is_writable=True, name="image"),
-            MemoryRange.of(single, is_writable=False, name="at"),
-        ]
-        case.launch(library, landing=landing, ranges=ranges, workers=1)
-        loaded = box_of(source, tuple(single[0, :rank].tolist()), box)
-        flat = np.frombuffer(loaded.tobytes(), np.uint8)
-        there = image_of_block.view(np.uint8)[swizzled(np.arange(1024, 1024 + flat.size), swizzle) - 1024]
-        np.testing.assert_array_equal(there, flat)
-        to = tuple(single[0, (0 if rank == 5 else 4) :][:rank].tolist())
-        expected = np.zeros(target.shape, target.dtype)
-        pad = [(b, b) for b in reversed(box)]
-        padded = np.pad(expected, pad)
-        window = tuple(
-            slice(min(max(t + b, 0), n + b), min(max(t + b, 0), n + b) + b)
-            for t, b, n in zip(reversed(to), reversed(box), target.shape, strict=True)
-        )
-        is_clear = all(-b <= t <= n for t, b, n in zip(to, box, reversed(target.shape), strict=True))
-        if is_clear:
-            padded[window] = loaded
-        inner = tuple(slice(b, b + n) for b, n in zip(reversed(box), target.shape, strict=True))
-        np.testing.assert_array_equal(target, padded[inner])
+    at: Array,
+) -> Case:
+    tensors = {"from": copy_apart(source), "to": copy_apart(target)}
+    element = next(name for name, dtype in DTYPES.items() if source.dtype == dtype)
+    maps = {
+        name: tensor_map(name, array[..., : shape[-1]], box, swizzle, ELEMENTS[element])
+        for name, array in tensors.items()
+    }
+    words = maps["from"].box_bytes() // 4
+    return Case(
+        f"wgmma_boxes_{len(shape)}",
+        {**maps, "image": np.zeros(words, np.uint32), "at": at, "words": words},
+        {},
+        grid=1,
+        threads=64,
+        shared_bytes=1024 + words * 4,
+        writable=("image", "to"),
+        tensors=tensors,
+    )
 
 
 # ---- products -----------------------------------------------------------------------------------
@@ -224,11 +214,22 @@ def offsets(swizzle: int, is_dense_along_mn: bool, rows: int) -> tuple[Array, in
 
 
 def products_case(
-    columns: int, element: str, swizzle_a: int, swizzle_b: int, b_is_dense_along_n: bool
+    columns: int,
+    element: str,
+    swizzle_a: int,
+    swizzle_b: int,
+    b_is_dense_along_n: bool,
+    *,
+    special: bool = False,
 ) -> Case:
     rng = np.random.default_rng(columns)
     dtype = DTYPES[element]
     a, b = (rng.standard_normal(shape).astype(dtype) for shape in ((64, 16), (columns, 16)))
+    if special:
+        a[::5] = rng.integers(0, 1 << 16, a[::5].shape).astype(np.uint16).view(dtype)
+        a[1] = rng.integers(0, 8, 16).astype(np.uint16).view(dtype)  # subnormal numbers
+        b[:, ::3] = 0
+        b[0] = np.inf
     c = rng.standard_normal((64, columns)).astype(np.float32)
     place_a, leading_a, _ = offsets(swizzle_a, False, 64)
     place_b, leading_b, _ = offsets(swizzle_b, b_is_dense_along_n, columns)
@@ -239,9 +240,10 @@ def products_case(
     image[swizzled(place_b + first_b, swizzle_b) // 2] = b.view(np.uint16)
     left, right = a.astype(np.float32), b.astype(np.float32)
     total, plain = c.copy(), np.zeros_like(c)
-    for k in range(16):  # added up as the host does
-        total += left[:, k, None] * right[None, :, k]
-        plain += left[:, k, None] * right[None, :, k]
+    with np.errstate(all="ignore"):
+        for k in range(16):  # added up as the host does
+            total += left[:, k, None] * right[None, :, k]
+            plain += left[:, k, None] * right[None, :, k]
     lanes = np.arange(128)
     row, pair = lanes // 32 * 16 + lanes % 32 // 4, lanes % 4 * 2
     j = np.arange(columns // 2)
@@ -294,29 +296,48 @@ def products_body(
     return body.replace("kMajorB = kMajorK", f"kMajorB = {'kMajorMN' if b_is_dense_along_n else 'kMajorK'}")
 
 
-PRODUCTS = [
-    (columns, element, swizzle, swizzle, b_is_dense_along_n)
-    for columns, element, swizzle in [
-        (8, "bf16", 0),
-        (64, "bf16", 128),
-        (128, "fp16", 128),
-        (176, "bf16", 32),
-        (256, "fp16", 64),
-        (80, "fp16", 0),
-    ]
-    for b_is_dense_along_n in (False, True)
-    if swizzle == 0 or not b_is_dense_along_n or columns % (swizzle // 2) == 0
-] + [(32, "bf16", 64, 128, False), (64, "fp16", 128, 0, True)]
+PRODUCTS = [  # columns, element, swizzle of A and of B, whether B is dense along its columns
+    *(
+        (64, element, swizzle, swizzle, b_is_dense_along_n)
+        for element, swizzle in itertools.product(("bf16", "fp16"), SWIZZLES)
+        for b_is_dense_along_n in (False, True)
+    ),
+    (32, "bf16", 64, 128, False),
+    (128, "fp16", 128, 0, True),
+    *((n, "bf16", 128, SWIZZLES[n // 8 % 4], n // 32 % 2 == 1) for n in range(8, 257, 8)),
+]
+
+
+@pytest.fixture(scope="module")
+def products(compiler: CppCompiler, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_variants(
+        "wgmma_products",
+        {str(i): products_body(*product) for i, product in enumerate(PRODUCTS)},
+        cache_dir=tmp_path_factory.mktemp("products"),
+        compiler=compiler,
+    )
 
 
 @each_landing
-@pytest.mark.parametrize("product", PRODUCTS, ids=lambda p: "-".join(map(str, p)))
-def test_products(
-    product: tuple[int, str, int, int, bool], landing: Landing, build: Build
-) -> None:
-    library = build("wgmma_products", products_body(*product))
-    for mode in ALL_MODES:
-        products_case(*product).run(library, mode=mode, landing=landing)
+@pytest.mark.parametrize("i", range(len(PRODUCTS)), ids=lambda i: "-".join(map(str, PRODUCTS[i])))
+def test_products(i: int, landing: Landing, products: Path) -> None:
+    for mode in (Mode.RING, Mode.RANDOM):
+        case = products_case(*PRODUCTS[i])
+        case.kernel += f"_{i}"
+        case.run(products, mode=mode, landing=landing)
+
+
+def test_special_numbers_in_products(products: Path) -> None:
+    """Infinities, subnormal numbers and NaNs go through as in NumPy, and every NaN is the same one."""
+    for i in range(0, 16, 3):
+        case = products_case(*PRODUCTS[i], special=True)
+        case.kernel += f"_{i}"
+        case.launch(products)
+        for name, expected in case.expected.items():
+            bits = np.where(np.isnan(expected), NAN32, expected.view(np.uint32))
+            found = np.asarray(case.arguments[name]).view(np.uint32)
+            np.testing.assert_array_equal(found, bits, err_msg=f"{name} {PRODUCTS[i]}")
+            assert 0.01 < np.isnan(expected).mean() < 0.9
 
 
 # ---- matrices to shared memory, and what a barrier says -------------------------------------------
