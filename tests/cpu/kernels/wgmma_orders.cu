@@ -1,6 +1,8 @@
-// Accesses to shared memory, in an order that barriers of every kind decide as a table says.
+// Accesses to shared memory, in an order that barriers of every kind decide as a table says.  A 3 is a fence, with an
+// element a tensor store of the first four elements.
 struct OrdersArgs {
-    const int* accesses;  // [steps][kThreads]: 0 none, else 1 read or 2 write, and 4 times the element
+    ag_tensor_map out;
+    const int* accesses;  // [steps][kThreads]: 0 none, else 1 read, 2 write or 3, and 4 times the element
     const int* meets;     // [steps][kThreads]: bits, see below
     const int* arrivals;  // [steps]: at the barrier in memory of the step
     const int* named;     // [steps]: threads at the barrier by number of the step
@@ -18,6 +20,7 @@ AG_KERNEL(kThreads, wgmma_orders, OrdersArgs) {
     if (thread == 0)
         for (int step = 0; step < args.steps; ++step) ag_barrier_init(barriers + 8 * step, ag_load(args.arrivals + step));
     if (thread < kElements) elements[thread] = 0;
+    ag_async_fence();
     ag_sync();
     for (int step = 0; step < args.steps; ++step) {
         const int access = ag_load(args.accesses + step * kThreads + thread), meets = ag_load(args.meets + step * kThreads + thread);
@@ -26,6 +29,12 @@ AG_KERNEL(kThreads, wgmma_orders, OrdersArgs) {
             if (x < 0) return;
         }
         if (access % 4 == 2) elements[access / 4] = thread;
+        if (access == 3) ag_async_fence();
+        if (access % 4 == 3 && access > 3) {
+            ag_tensor_store(args.out, ag_shared_address(buffer, 0), 0, thread);
+            ag_tensor_store_commit();
+            ag_tensor_store_wait_read<0>();
+        }
         if (meets & kArrives) ag_barrier_arrive(barriers + 8 * step);
         if (meets & kWaits) ag_barrier_wait(barriers + 8 * step, 0);
         if (meets & kSyncs) ag_named_sync(1 + step % 15, ag_load(args.named + step));
