@@ -1,11 +1,12 @@
 """Tensor maps: how a tensor copy (TMA) finds a box of a tensor in global memory.
 
-The fields are those of `cuTensorMapEncodeTiled` in the CUDA driver API, and so are the rules.  What
-is not a field is fixed: element strides are 1, nothing is interleaved, and elements outside the tensor
-are zeros.  Dimensions are listed densest first, so those of q [B, H, S, D] are D, S, H, B.
+The fields are those of `cuTensorMapEncodeTiled` in the CUDA driver API, and so are the rules.
+What is not a field is fixed: element strides are 1, nothing is interleaved, and elements outside
+the tensor are zeros.  Dimensions are listed densest first, so those of q [B, H, S, D] are D, S,
+H, B.
 
-`attngen/cpu/tensor_map.py` encodes a map for the CPU run.  For a GPU the driver has to do it; that
-call belongs beside it in `attngen/backend/`, and takes this record.
+`attngen/cpu/tensor_map.py` encodes a map for the CPU run.  For a GPU the driver has to do it;
+that call belongs into `attngen/backend/`, and takes this record.
 """
 
 from __future__ import annotations
@@ -46,11 +47,10 @@ class TensorMap:
     sizes:    elements, of each dimension; the densest is first, and its elements lie side by side.
     strides:  bytes, of each dimension but the first.
     box:      elements, of each dimension; a copy's coordinates are those of its first one.
-    swizzle:  bytes of a row of the box in shared memory within which chunks of 16 bytes are exchanged.
-    Errors:   A642 with every reason.
-    Source:   CUDA driver API, Tensor Map Object Management, cuTensorMapEncodeTiled.  Its page also
-              asks that each stride is a multiple of the one before; the driver does not (q [B, S, H, D]
-              was run on an H200), so this does not either.
+    swizzle:  bytes of a row of the box in shared memory within which chunks of 16 are exchanged.
+    Source:   CUDA driver API, Tensor Map Object Management, cuTensorMapEncodeTiled.  Its page
+              also asks that each stride is a multiple of the one before; the driver takes others
+              (q [B, S, H, D] was run on an H200), so they are taken here.
     """
 
     name: str
@@ -62,7 +62,10 @@ class TensorMap:
     swizzle: int = 0
 
     def check(self) -> None:
-        """Refuse what the driver refuses."""
+        """Refuse what the driver refuses.
+
+        Errors:  A642 with every reason.
+        """
         reasons = list(self._reasons_against())
         if reasons:
             raise AttnError(TensorMapRefused(None, self.name, "; ".join(reasons)))
@@ -88,10 +91,10 @@ class TensorMap:
                 yield f"dimension {i} has {size} elements, and 1 to 2^32 are possible"
         for i, stride in enumerate(self.strides, 1):
             if stride % 16 or not 0 <= stride < _MOST_STRIDE:
-                yield f"dimension {i} has a stride of {stride} bytes: a multiple of 16 below 2^40 is needed"
+                yield f"dimension {i} has a stride of {stride} bytes, no multiple of 16 below 2^40"
         for i, size in enumerate(self.box):
             if not 1 <= size <= _MOST_BOX:
-                yield f"the box has {size} elements in dimension {i}, and 1 to {_MOST_BOX} are possible"
+                yield f"the box has {size} elements in dimension {i}, not 1 to {_MOST_BOX}"
         yield from self._reasons_against_rows()
 
     def _reasons_against_rows(self) -> Iterator[str]:

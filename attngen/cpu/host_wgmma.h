@@ -10,7 +10,8 @@
 // Tensor copies and products read and write shared memory by another way than threads do (the
 // async proxy).  Here, what a thread has written is ready for them once the thread itself has been
 // at ag_async_fence and a barrier orders that before them.  A fence on the other side of the
-// barrier, by who starts the copy, is not taken for one.
+// barrier, by who starts the copy, is not taken for one.  Where threads have only read what a tensor
+// load overwrites, the barrier is enough.
 //
 // Clusters are not run: a block is alone in its cluster.
 #ifndef AG_HOST_WGMMA_H

@@ -8,8 +8,8 @@ fence deleted, a shuffle replaced by its own argument, an asynchronous copy or p
 the wait for it deleted, a wait for one group less, an integer literal moved by one (an array's
 declared length down, others up), a comparison changed.  Only the text below the device functions is
 touched; comments, strings and preprocessor lines (`#pragma unroll`, `#line`) are not, nor are
-integer literals on a line with a comment `// free: why`, which says that the number changes the speed
-and nothing else.
+integer literals on a line with a comment `// free: why`, which says that the number changes the
+speed and nothing else.
 
 A check takes the built library and raises when it is wrong; it is a module-level function, or a
 `functools.partial` of one.
@@ -57,9 +57,13 @@ MARKER = "// ---- end of device functions"
 _END_OF_DEVICE_FUNCTIONS = re.compile(rf"^({MARKER}|#endif  // AG_HOST).*$", re.MULTILINE)
 
 # Calls that stand by themselves: a mutant leaves one out.
-_BARRIERS = re.compile(r"ag_(sync(_warp)?|barrier_(init|arrive|arrive_expect|expect|wait)|named_\w+)")
+_BARRIERS = re.compile(
+    r"ag_(sync(_warp)?|barrier_(init|arrive|arrive_expect|expect|wait)|named_\w+)"
+)
 _FENCES = re.compile(r"ag_(barrier_init|async|wgmma)_fence")
-_COPIES = re.compile(r"ag_(copy_async|tensor_load\w*|tensor_store|(copy|tensor_store|wgmma)_commit)")
+_COPIES = re.compile(
+    r"ag_(copy_async|tensor_load\w*|tensor_store|(copy|tensor_store|wgmma)_commit)"
+)
 _WAITS = frozenset(
     {"ag_copy_wait", "ag_tensor_store_wait", "ag_tensor_store_wait_read", "ag_wgmma_wait"}
 )

@@ -57,7 +57,8 @@ def test_the_instructions_of_warp_groups_are_left_out() -> None:
         ag_barrier_init(b, n); ag_barrier_init_fence(); ag_async_fence(); ag_wgmma_fence();
         ag_barrier_arrive_expect(b, n); ag_barrier_wait(b, p); if (ag_barrier_try_wait(b, p)) f();
         ag_named_arrive(x, n); ag_tensor_load(to, map, b, x, y); ag_tensor_store(map, from, x, y);
-        ag_tensor_store_commit(); ag_wgmma_commit(); ag_wgmma_wait<1>(); ag_tensor_store_wait_read<0>();
+        ag_tensor_store_commit(); ag_wgmma_commit(); ag_wgmma_wait<1>();
+        ag_tensor_store_wait_read<0>();
     """
     made: dict[MutantKind, list[str]] = {}
     for mutant in mutants(text):

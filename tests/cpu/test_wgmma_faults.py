@@ -342,7 +342,10 @@ PLANTED = [
         "accumulators that change behind the fence",
         "wgmma_products",
         LAST_WAIT,
-        LAST_WAIT + "    ag_wgmma_fence();\n    y[3] += 1.0f;\n" + AGAIN + "    ag_wgmma_wait<0>();\n",
+        LAST_WAIT
+        + "    ag_wgmma_fence();\n    y[3] += 1.0f;\n"
+        + AGAIN
+        + "    ag_wgmma_wait<0>();\n",
         {Fault.MISSING_FENCE},
         "has changed accumulators since the last ag_wgmma_fence",
     ),

@@ -1,5 +1,8 @@
-"""A whole attention kernel of sm_90a on the CPU: right in every order and landing, and each thing that
-could be left out of it is noticed."""
+"""A whole attention kernel of sm_90a on the CPU.
+
+It is right in every order and landing, and each thing that could be left out of it, or written
+down wrongly, is noticed.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +36,15 @@ UNIT = 2.0**-8  # of bf16
 class Forward:
     """One problem, with its right answer in float64."""
 
-    def __init__(self, rows: int, keys: int, heads: int = 2, share: int = 2, *, causal: bool) -> None:
+    def __init__(
+        self, rows: int, keys: int, heads: int = 2, share: int = 2, *, causal: bool
+    ) -> None:
         rng = np.random.default_rng(rows * 1000 + keys)
-        shapes = {"q": (1, rows, heads), "k": (1, keys, heads // share), "v": (1, keys, heads // share)}
+        shapes = {
+            "q": (1, rows, heads),
+            "k": (1, keys, heads // share),
+            "v": (1, keys, heads // share),
+        }
         arrays = {
             name: copy_apart(rng.standard_normal((*shape, HEAD_DIM)).astype(ml_dtypes.bfloat16))
             for name, shape in shapes.items()
@@ -136,8 +145,8 @@ def test_forward_of_any_size(
 
 LEFT_OUT = (MutantKind.BARRIER, MutantKind.FENCE, MutantKind.COPY)
 SAME = {
-    # Before a warp gives something back, its lanes have met in a barrier by number and in the wait for
-    # a product, and both order what they read before.
+    # Before a warp gives something back, its lanes have met in a barrier by number, which orders
+    # what they read before, and have waited for the products that read.
     "no `ag_sync_warp()` in `ag_sync_warp();` of `release`",
 }
 

@@ -91,7 +91,8 @@ def box_of(array: Array, at: tuple[int, ...], box: tuple[int, ...]) -> Array:
     return out
 
 
-BOXES = [  # element, shape (the densest last), box (the densest first; its rows are as long as the swizzle)
+# Element, shape (the densest last), box (the densest first; a swizzle has its own length of rows).
+BOXES = [
     ("bf16", (50, 72), (64, 8)),
     ("fp16", (3, 50, 40), (32, 16, 2)),
     ("fp32", (3, 20, 40), (8, 16, 1)),
@@ -140,14 +141,17 @@ def test_boxes(
 ) -> None:
     """Loaded, written down as they lie in shared memory, and stored to another tensor."""
     rng = np.random.default_rng(5)
-    dtype, rank = DTYPES[element], len(shape)
+    dtype = DTYPES[element]
     if swizzle:
         box = (swizzle // ELEMENTS[element].bytes, *box[1:])
     row = -(-shape[-1] * ELEMENTS[element].bytes // 16) * 16 // ELEMENTS[element].bytes
     source = rng.integers(1, 200, (*shape[:-1], row)).astype(dtype)  # more than the tensor has
     target = np.zeros_like(source)
     at = np.stack(
-        [rng.integers(-b - 1, n + 2, (PLACES, 2)) for n, b in zip(reversed(shape), box, strict=True)],
+        [
+            rng.integers(-b - 1, n + 2, (PLACES, 2))
+            for n, b in zip(reversed(shape), box, strict=True)
+        ],
         axis=-1,
     ).astype(np.int32)
     at[0] = 0
@@ -195,7 +199,7 @@ def boxes_case(
 
 
 def offsets(swizzle: int, is_dense_along_mn: bool, rows: int) -> tuple[Array, int, int]:
-    """Bytes of element (i, k) of a matrix of `rows` x 16 in shared memory, `leading` and `stride`."""
+    """Bytes of element (i, k) of a matrix of `rows` x 16 in shared memory; leading, stride."""
     i, k = np.arange(rows)[:, None], np.arange(16)[None]
     if not swizzle and not is_dense_along_mn:  # 8x8 blocks of 128 bytes, the two of K far apart
         stride, leading = 128, rows * 16 + 128
@@ -293,7 +297,9 @@ def products_body(
         old = f"kHigh{side} = ag_matrix_high(kSwizzle128, 1024)"
         assert body.count(old) == 1
         body = body.replace(old, f"kHigh{side} = ag_matrix_high({names[swizzle]}, {stride})")
-    return body.replace("kMajorB = kMajorK", f"kMajorB = {'kMajorMN' if b_is_dense_along_n else 'kMajorK'}")
+    return body.replace(
+        "kMajorB = kMajorK", f"kMajorB = {'kMajorMN' if b_is_dense_along_n else 'kMajorK'}"
+    )
 
 
 PRODUCTS = [  # columns, element, swizzle of A and of B, whether B is dense along its columns
@@ -328,7 +334,7 @@ def test_products(i: int, landing: Landing, products: Path) -> None:
 
 
 def test_special_numbers_in_products(products: Path) -> None:
-    """Infinities, subnormal numbers and NaNs go through as in NumPy, and every NaN is the same one."""
+    """Infinities, subnormal numbers and NaNs as in NumPy; every NaN is the same one."""
     for i in range(0, 16, 3):
         case = products_case(*PRODUCTS[i], special=True)
         case.kernel += f"_{i}"
@@ -340,7 +346,7 @@ def test_special_numbers_in_products(products: Path) -> None:
             assert 0.01 < np.isnan(expected).mean() < 0.9
 
 
-# ---- matrices to shared memory, and what a barrier says -------------------------------------------
+# ---- matrices to shared memory, and what a barrier says -----------------------------------------
 
 
 def matrices_case() -> Case:
@@ -385,7 +391,7 @@ def test_matrices(mode: Mode, landing: Landing, build: Build) -> None:
     assert case.report.shared_wavefronts == case.report.shared_wavefronts_least == 6 * 4
 
 
-# ---- the ring -------------------------------------------------------------------------------------
+# ---- the ring -----------------------------------------------------------------------------------
 
 
 def ring_case(steps: int = 5, blocks: int = 2) -> Case:
@@ -421,5 +427,3 @@ def test_ring(mode: Mode, landing: Landing, build: Build) -> None:
     for seed in range(8 if mode is Mode.RANDOM else 1):
         check_ring(build("wgmma_ring"), mode=mode, landing=landing, seed=seed)
     check_ring(build("wgmma_ring"), mode=mode, landing=landing, check=False)
-
-

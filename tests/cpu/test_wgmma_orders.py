@@ -1,9 +1,9 @@
 """Races under barriers in memory and by number, against their definition: random programs.
 
-Two accesses of one element by different threads race when one of them writes and neither is known to the
-other thread when it makes its own.  What a thread knows it hands on where it arrives, and learns where it
-waits.  A tensor store reads; and of the last write of each element, its thread has to know a fence that the
-writer has made behind it.
+Two accesses of one element by different threads race when one of them writes and neither is known
+to the other thread when it makes its own.  What a thread knows it hands on where it arrives, and
+learns where it waits.  A tensor store reads; and of the last write of each element, its thread has
+to know a fence that the writer has made behind it.
 """
 
 from __future__ import annotations
@@ -131,7 +131,9 @@ def learn(known: Array, givers: Array, takers: Array) -> None:
 
 
 @pytest.mark.parametrize("landing", ALL_LANDINGS, ids=lambda landing: landing.name.lower())
-@pytest.mark.parametrize("mode", [Mode.EAGER, Mode.EAGER_LAST, Mode.RANDOM], ids=lambda m: m.name.lower())
+@pytest.mark.parametrize(
+    "mode", [Mode.EAGER, Mode.EAGER_LAST, Mode.RANDOM], ids=lambda m: m.name.lower()
+)
 def test_orders(mode: Mode, landing: Landing, build: Build) -> None:
     rng = np.random.default_rng(12)
     library = build("wgmma_orders")
