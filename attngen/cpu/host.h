@@ -23,8 +23,9 @@
 //
 // Sections: launch and report; fibers; threads, warps and blocks; faults; scheduling; barriers;
 // the race detector; shared memory; global memory; what the compiler checks; the run; the device
-// functions.  Asynchronous copies and what else tensor cores need are in host_mma.h, what came with
-// sm_90a in host_wgmma.h; the members that only those headers use cost a kernel without them nothing.
+// functions.  Asynchronous copies and what else tensor cores need are in host_mma.h, and what came
+// with sm_90a in host_wgmma.h; the members that only those headers use cost a kernel without them
+// nothing.
 #ifndef AG_HOST_H
 #define AG_HOST_H
 
@@ -526,8 +527,9 @@ inline void set_stuck(Block& b, const Thread& t) {
 [[noreturn]] AG_COLD void fail_deadlock(Thread& t) {
     char waiting[1024];
     list_waiting(*t.block, waiting, sizeof waiting);
+    const AsyncHooks* hooks = t.block->hooks;
     size_t used = strlen(waiting);
-    if (t.block->hooks) t.block->hooks->describe_waits(*t.block, waiting + used, sizeof waiting - used);
+    if (hooks) hooks->describe_waits(*t.block, waiting + used, sizeof waiting - used);
     Site site = t.waits_in ? t.waits_at : Site{"kernel", 0};
     fail(t, kDeadlock, site, "cannot go on, and no other thread can: threads %s", waiting);
 }

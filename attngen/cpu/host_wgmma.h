@@ -1,4 +1,5 @@
-// The functions of templates/common/wgmma.cuh and wgmma.cu.j2 for a CPU; included behind host_mma.h.
+// The functions of templates/common/wgmma.cuh and wgmma.cu.j2 for a CPU; included behind
+// host_mma.h.
 //
 // Sections: the state; clocks; shared memory under clocks; barriers in memory; barriers by number;
 // tensor maps; tensor loads; tensor stores; warp groups; products; registers; the end; the device
@@ -10,8 +11,8 @@
 // Tensor copies and products read and write shared memory by another way than threads do (the
 // async proxy).  Here, what a thread has written is ready for them once the thread itself has been
 // at ag_async_fence and a barrier orders that before them.  A fence on the other side of the
-// barrier, by who starts the copy, is not taken for one.  Where threads have only read what a tensor
-// load overwrites, the barrier is enough.
+// barrier, by who starts the copy, is not taken for one.  Where threads have only read what a
+// tensor load overwrites, the barrier is enough.
 //
 // Clusters are not run: a block is alone in its cluster.
 #ifndef AG_HOST_WGMMA_H
@@ -21,7 +22,7 @@
 
 namespace ag_host {
 
-// ---- the state ---------------------------------------------------------------------------------
+// ---- the state ----------------------------------------------------------------------------------
 
 constexpr int kMostBarriers = 64, kNamedBarriers = 16;
 constexpr int kMostGroups = kMaxThreads / 128;
@@ -173,7 +174,7 @@ struct Async {
 inline bool is_late(const Block& b) { return b.run->launch->landing == kLate; }
 inline uint64_t tick_of(Stamp s) { return s >> kTickShift & (kTickLimit - 1); }
 
-// ---- clocks --------------------------------------------------------------------------------------
+// ---- clocks -------------------------------------------------------------------------------------
 //
 // A clock says what is ordered before now, as numbers that only grow (vector clocks: Lamport 1978,
 // Mattern 1989):
@@ -333,10 +334,11 @@ template <class T> inline T& append(Thread& t, Queue<T>& queue, const T& item, S
     return queue.items[queue.count++] = item;
 }
 
-// ---- shared memory under clocks ------------------------------------------------------------------
+// ---- shared memory under clocks -----------------------------------------------------------------
 //
-// A cell for each byte; sizes are those of single bytes, except where cells come from before, or from
-// asynchronous copies of 16 bytes.  Readers that are not ordered among themselves become a set.
+// A cell for each byte; sizes are those of single bytes, except where cells come from before, or
+// from asynchronous copies of 16 bytes.  Readers that are not ordered among themselves become a
+// set.
 
 // In the low bits of `read`; the set's number is above them, and the block where stamps have it.
 constexpr Stamp kReaderSet = 3;
@@ -386,7 +388,8 @@ inline void add_reader(Thread& t, Cell& cell, Site site) {
             return;
         }
         Stamp set = new_reader_set(t, site);
-        readers_of(a, number_of_set(set))[stamp_thread(cell.read)] = (uint32_t)tick_of(cell.read) + 1;
+        readers_of(a, number_of_set(set))[stamp_thread(cell.read)] =
+            (uint32_t)tick_of(cell.read) + 1;
         cell.read = set;
     }
     readers_of(a, number_of_set(cell.read))[t.index] = (uint32_t)tick_of(t.stamp) + 1;
@@ -395,7 +398,8 @@ inline void add_reader(Thread& t, Cell& cell, Site site) {
 // A reader whose read is not ordered before now; -1: none.
 inline int open_reader(const Thread& t, const Cell& cell) {
     if (!is_reader_set(t, cell.read))
-        return cell.read < first_stamp(t) || are_ordered(t, cell.read) ? -1 : stamp_thread(cell.read);
+        return cell.read < first_stamp(t) || are_ordered(t, cell.read) ? -1
+                                                                       : stamp_thread(cell.read);
     Async& a = *t.block->async;
     const uint32_t* readers = readers_of(a, number_of_set(cell.read));
     for (int s = 0; s < a.threads; ++s)
@@ -440,13 +444,17 @@ inline void check_reads_over(Thread& t, const Granule& g, uint32_t place, Site s
     Async& a = *t.block->async;
     for (int i = 0; i < kMostGroups; ++i)
         if (AG_UNLIKELY(g.products[i] > products_in(a, t.clock, i)))
-            fail(t, kSharedRace, site, "writes byte %u of shared memory, which a product of warp group "
-                 "%d may still read", place, i);
+            fail(t, kSharedRace, site,
+                 "writes byte %u of shared memory, which a product of warp group "
+                 "%d may still read",
+                 place, i);
     if (!AG_UNLIKELY(g.stores)) return;
     for (int i = 0; i < a.stores.count; ++i)
-        fail(t, kSharedRace, site, "writes byte %u of shared memory, which a tensor store may still "
-             "read (one of thread %d at %s:%d is on its way)", place, a.stores.items[i].thread,
-             a.stores.items[i].site.file, a.stores.items[i].site.line);
+        fail(t, kSharedRace, site,
+             "writes byte %u of shared memory, which a tensor store may still "
+             "read (one of thread %d at %s:%d is on its way)",
+             place, a.stores.items[i].thread, a.stores.items[i].site.file,
+             a.stores.items[i].site.line);
 }
 
 // The rule for an access of 1, 2 or 4 bytes, in place of host.h's.
@@ -469,7 +477,8 @@ static void check_shared_by_clock(Thread& t, uint32_t address, uint32_t bytes, A
     for (uint32_t i = address; i < address + bytes; ++i) {
         Cell& cell = cell_at(t, i);
         bool is_written = cell.written >= first_stamp(t);
-        if (!is_written && !g.barrier && access != kWrite) fail_uninitialised(t, address, array, site);
+        if (!is_written && !g.barrier && access != kWrite)
+            fail_uninitialised(t, address, array, site);
         for (Thread* r = readers; is_written && r < readers + count; ++r)
             if (!is_ordered(*r, cell.written))
                 fail_open(*r, verb, i, stamp_thread(cell.written), "wrote", site);
@@ -504,7 +513,8 @@ AG_NOINLINE void check_fenced(Thread& t, uint32_t* clock, const Granule& g, uint
         int thread = stamp_thread(written);
         uint64_t tick = tick_of(written);
         if (AG_LIKELY(tick < fenced_in(a, clock, thread))) continue;
-        if (tick >= clock[thread] && thread != t.index) fail_open(t, verb, i, thread, "wrote", site);
+        if (tick >= clock[thread] && thread != t.index)
+            fail_open(t, verb, i, thread, "wrote", site);
         fail(t, kMissingFence, site, "%s byte %u of shared memory, which thread %d wrote with no "
              "ag_async_fence behind it and before the barrier", verb, i, thread);
     }
@@ -517,7 +527,7 @@ static void fence_async(Thread& t, Site site) {
     forget_group_clock(a, t);
 }
 
-// ---- barriers in memory --------------------------------------------------------------------------
+// ---- barriers in memory -------------------------------------------------------------------------
 
 static void init_barrier(Thread& t, uint32_t address, int count, Site site) {
     Async& a = async_of(t, site);
@@ -526,7 +536,8 @@ static void init_barrier(Thread& t, uint32_t address, int count, Site site) {
         fail(t, kBarrierProtocol, site, "makes a barrier for %d arrivals", count);
     for (int i = 0; i < a.barrier_count; ++i)
         if (a.barriers[i].place == place)
-            fail(t, kBarrierProtocol, site, "makes a barrier at byte %u, where there is one", place);
+            fail(t, kBarrierProtocol, site, "makes a barrier at byte %u, where there is one",
+                 place);
     if (a.barrier_count == kMostBarriers)
         fail(t, kLaunch, site, "makes more barriers than the %d that a CPU run has", kMostBarriers);
     Barrier& x = a.barriers[a.barrier_count++];
@@ -577,9 +588,10 @@ static void end_phase_if_over(Thread& t, Barrier& x, Site site) {
     for (int i = 0; i < a.loads.count; ++i) {
         const TensorCopy& load = a.loads.items[i];
         if (load.barrier == number)
-            fail(t, kBarrierProtocol, site, "ends phase %u of the barrier at byte %u, but the tensor "
-                 "load at %s:%d has not arrived: too few bytes are expected", x.phase, x.place,
-                 load.site.file, load.site.line);
+            fail(t, kBarrierProtocol, site,
+                 "ends phase %u of the barrier at byte %u, but the tensor "
+                 "load at %s:%d has not arrived: too few bytes are expected",
+                 x.phase, x.place, load.site.file, load.site.line);
     }
     ++x.phase;
     x.pending = x.count;
@@ -633,8 +645,8 @@ static void arrive(Thread& t, Barrier& x, Site site) {
 
 constexpr const char* kBarrierWait = "ag_barrier_wait";
 
-// What a thread knows of a phase that it waits for tells a wait that comes too late: with two phases
-// gone by, the parity is again that of a phase which is not over.
+// What a thread knows of a phase that it waits for tells a wait that comes too late: with two
+// phases gone by, the parity is again that of a phase which is not over.
 inline bool is_phase_over(Thread& t, const Barrier& x, int parity, Site site) {
     if (parity != 0 && parity != 1)
         fail(t, kBarrierProtocol, site, "waits for parity %d, which is neither 0 nor 1", parity);
@@ -642,8 +654,10 @@ inline bool is_phase_over(Thread& t, const Barrier& x, int parity, Site site) {
         Async& a = *t.block->async;
         uint32_t known = phases_in(a, t.clock, number_of(a, x));
         if ((int)(known & 1) == parity && x.phase >= known + 2)
-            fail(t, kBarrierProtocol, site, "waits for phase %u of the barrier at byte %u, which is in "
-                 "phase %u: the parities are the same", known, x.place, x.phase);
+            fail(t, kBarrierProtocol, site,
+                 "waits for phase %u of the barrier at byte %u, which is in "
+                 "phase %u: the parities are the same",
+                 known, x.place, x.phase);
     }
     return (int)(x.phase & 1) != parity;
 }
@@ -689,15 +703,17 @@ static void describe_waits(const Block& b, char* text, size_t size) {
     };
     for (const Barrier* x = a.barriers; x < a.barriers + a.barrier_count && used + 1 < size; ++x)
         if (x->waiting_count)
-            used += snprintf(text + used, size - used, "; the barrier at byte %u lacks %d arrivals and "
-                             "%lld bytes of phase %u", x->place, x->pending, missing(*x), x->phase);
+            used += snprintf(text + used, size - used,
+                             "; the barrier at byte %u lacks %d arrivals and "
+                             "%lld bytes of phase %u",
+                             x->place, x->pending, missing(*x), x->phase);
     for (int id = 0; id < kNamedBarriers && used + 1 < size; ++id)
         if (a.named[id].arrived)
             used += snprintf(text + used, size - used, "; %d of %d threads are at barrier %d",
                              a.named[id].arrived, a.named[id].threads, id);
 }
 
-// ---- barriers by number --------------------------------------------------------------------------
+// ---- barriers by number -------------------------------------------------------------------------
 
 constexpr const char* kNamedSync = "ag_named_sync";
 constexpr const char* kNamedArrive = "ag_named_arrive";
@@ -718,12 +734,15 @@ static void end_named(Thread& t, NamedBarrier& x) {
 static void come_to_named(Thread& t, NamedBarrier& x, int id, int threads, bool waits, Site site) {
     Async& a = *t.block->async;
     if (x.arrived && x.threads != threads)
-        fail(t, kBarrierProtocol, site, "is at barrier %d for %d threads, but thread %d at %s:%d for %d",
-             id, threads, x.first, x.site.file, x.site.line, x.threads);
+        fail(t, kBarrierProtocol, site,
+             "is at barrier %d for %d threads, but thread %d at %s:%d for %d", id, threads, x.first,
+             x.site.file, x.site.line, x.threads);
     if (!x.arrived) x.site = site, x.first = t.index, x.threads = threads;
     if (x.came >> t.warp_index & 1)
-        fail(t, kBarrierProtocol, site, "comes to barrier %d again, where %d of %d threads are, its own "
-             "warp among them", id, x.arrived, threads);
+        fail(t, kBarrierProtocol, site,
+             "comes to barrier %d again, where %d of %d threads are, its own "
+             "warp among them",
+             id, x.arrived, threads);
     x.came |= 1u << t.warp_index;
     a.warp_generation[t.warp_index] = x.generation;
     for (int i = 0; i < 32; ++i) release((&t - t.lane)[i], x.clock, site);
@@ -735,18 +754,23 @@ static void come_to_named(Thread& t, NamedBarrier& x, int id, int threads, bool 
 static void named_barrier(Thread& t, int id, int threads, bool waits, Site site) {
     Async& a = async_of(t, site);
     if (id < 1 || id >= kNamedBarriers)
-        fail(t, kBarrierProtocol, site, "uses barrier %d; numbers are 1 to %d", id, kNamedBarriers - 1);
+        fail(t, kBarrierProtocol, site, "uses barrier %d; numbers are 1 to %d", id,
+             kNamedBarriers - 1);
     if (threads < 32 || threads % 32 || threads > a.threads)
-        fail(t, kBarrierProtocol, site, "uses barrier %d for %d threads: whole warps, at most the %d of "
-             "the block", id, threads, a.threads);
+        fail(t, kBarrierProtocol, site,
+             "uses barrier %d for %d threads: whole warps, at most the %d of "
+             "the block",
+             id, threads, a.threads);
     NamedBarrier& x = a.named[id];
     // Lanes that come with another number would be at another place in the text, or a mistake.
     t.warp->votes[t.lane] = id << 16 | threads;
     whole_warp_collective(t, waits ? kNamedSync : kNamedArrive, site, [&](Warp& w) {
         for (int lane = 0; lane < 32; ++lane)
             if (w.votes[lane] != (id << 16 | threads))
-                fail(t, kDivergentWarp, site, "is at barrier %d for %d threads, but lane %d at barrier "
-                     "%d for %d", id, threads, lane, w.votes[lane] >> 16, w.votes[lane] & 0xffff);
+                fail(t, kDivergentWarp, site,
+                     "is at barrier %d for %d threads, but lane %d at barrier "
+                     "%d for %d",
+                     id, threads, lane, w.votes[lane] >> 16, w.votes[lane] & 0xffff);
         come_to_named(t, x, id, threads, waits, site);
     });
     if (!waits) return;
@@ -754,7 +778,7 @@ static void named_barrier(Thread& t, int id, int threads, bool waits, Site site)
     while (x.generation == generation) wait_here(t, kNamedSync, site);
 }
 
-// ---- tensor maps: what attngen/cpu/tensor_map.py writes, in place of the driver's 128 bytes ---------
+// ---- tensor maps: attngen/cpu/tensor_map.py writes them, in place of the driver ----------------
 
 constexpr uint64_t kTensorMapMark = 0x70616d5f67617461ull;
 
@@ -803,7 +827,8 @@ inline BoxRow row_of(const TensorCopy& copy, uint32_t row) {
     return {(unsigned char*)m.address + offset, begin, end};
 }
 
-static void check_row(Thread& t, const TensorCopy& copy, const BoxRow& row, bool is_write, Site site) {
+static void check_row(Thread& t, const TensorCopy& copy, const BoxRow& row, bool is_write,
+                      Site site) {
     const HostTensorMap& m = *copy.map;
     unsigned char* first = row.first + row.begin * m.element_bytes;
     size_t bytes = (size_t)(row.end - row.begin) * m.element_bytes;
@@ -817,7 +842,8 @@ static void check_row(Thread& t, const TensorCopy& copy, const BoxRow& row, bool
 
 // Calls `use(place)` for each 16 bytes of a box in shared memory, in its order.
 template <class Use> inline void for_each_granule(const TensorCopy& copy, Use use) {
-    for (uint32_t i = 0; i < copy.bytes; i += 16) use(swizzled(copy.place + i, copy.map->swizzle_bytes));
+    for (uint32_t i = 0; i < copy.bytes; i += 16)
+        use(swizzled(copy.place + i, copy.map->swizzle_bytes));
 }
 
 static TensorCopy start_tensor_copy(Thread& t, const void* map, uint32_t address, const int* at,
@@ -827,15 +853,16 @@ static TensorCopy start_tensor_copy(Thread& t, const void* map, uint32_t address
     if (m.mark != kTensorMapMark)
         fail(t, kLaunch, site, "%s a box by a tensor map that was not made for a CPU", verb);
     if (m.rank != rank)
-        fail(t, kLaunch, site, "%s a box at %d coordinates of a tensor of %d dimensions", verb, rank,
-             m.rank);
+        fail(t, kLaunch, site, "%s a box at %d coordinates of a tensor of %d dimensions", verb,
+             rank, m.rank);
     uint32_t place = address - kSharedBase;
     if ((uint64_t)place + box_bytes(m) > t.shared_bytes)
-        fail(t, kSharedBounds, site, "%s a box of %u bytes at byte %lld of shared memory, which has %u",
-             verb, box_bytes(m), (long long)(int32_t)place, t.shared_bytes);
+        fail(t, kSharedBounds, site,
+             "%s a box of %u bytes at byte %lld of shared memory, which has %u", verb, box_bytes(m),
+             (long long)(int32_t)place, t.shared_bytes);
     if (place % 128)
-        fail(t, kMisaligned, site, "%s a box at byte %u of shared memory, which is no multiple of 128",
-             verb, place);
+        fail(t, kMisaligned, site,
+             "%s a box at byte %u of shared memory, which is no multiple of 128", verb, place);
     TensorCopy copy = {};
     copy.map = &m;
     memcpy(copy.at, at, rank * sizeof(int));
@@ -846,10 +873,10 @@ static TensorCopy start_tensor_copy(Thread& t, const void* map, uint32_t address
     return copy;
 }
 
-// ---- tensor loads --------------------------------------------------------------------------------
+// ---- tensor loads -------------------------------------------------------------------------------
 //
-// A load is on its way until its bytes have arrived at its barrier.  A phase of the barrier ends only
-// then, so whoever knows of the phase's end may use them.
+// A load is on its way until its bytes have arrived at its barrier.  A phase of the barrier ends
+// only then, so whoever knows of the phase's end may use them.
 
 static void land_load(Thread& t, const TensorCopy& load) {
     const HostTensorMap& m = *load.map;
@@ -857,7 +884,7 @@ static void land_load(Thread& t, const TensorCopy& load) {
     uint32_t count = row_bytes(m);
     for (uint32_t i = 0; i < rows_of(m); ++i) {
         BoxRow row = row_of(load, i);
-        check_row(t, load, row, false, load.site);
+        check_row(t.block->threads[load.thread], load, row, false, load.site);
         memset(bytes, 0, count);
         memcpy(bytes + row.begin * m.element_bytes, row.first + row.begin * m.element_bytes,
                (size_t)(row.end - row.begin) * m.element_bytes);
@@ -897,8 +924,10 @@ static void tensor_load(Thread& t, uint32_t to, const void* map, uint32_t addres
     TensorCopy load = start_tensor_copy(t, map, to, at, rank, true, site);
     int maker = stamp_thread(x.made);
     if (t.clock && (!x.fenced || (maker != t.index && x.fenced >= t.clock[maker])))
-        fail(t, kMissingFence, site, "loads a box to the barrier at byte %u, which thread %d made with "
-             "no ag_barrier_init_fence behind it", x.place, maker);
+        fail(t, kMissingFence, site,
+             "loads a box to the barrier at byte %u, which thread %d made with "
+             "no ag_barrier_init_fence behind it",
+             x.place, maker);
     load.barrier = number_of(a, x);
     load.phase = x.phase;
     t.counters.global_loads += load.bytes / 16;
@@ -917,7 +946,7 @@ static void tensor_load(Thread& t, uint32_t to, const void* map, uint32_t addres
     end_phase_if_over(t, x, site);
 }
 
-// ---- tensor stores -------------------------------------------------------------------------------
+// ---- tensor stores ------------------------------------------------------------------------------
 //
 // A store reads shared memory at some time between its start and its thread's wait for its group.
 // The two kinds of wait are the same here.
@@ -930,7 +959,8 @@ static void move_store(Thread& t, const TensorCopy& store) {
         BoxRow row = row_of(store, i);
         check_row(t, store, row, true, store.site);
         for (uint32_t j = 0; j < count; j += 16)
-            memcpy(bytes + j, t.shared + swizzled(store.place + i * count + j, m.swizzle_bytes), 16);
+            memcpy(bytes + j, t.shared + swizzled(store.place + i * count + j, m.swizzle_bytes),
+                   16);
         memcpy(row.first + row.begin * m.element_bytes, bytes + row.begin * m.element_bytes,
                (size_t)(row.end - row.begin) * m.element_bytes);
     }
@@ -975,7 +1005,7 @@ static void wait_for_stores(Thread& t, int pending, Site site) {
     }
 }
 
-// ---- warp groups: all 128 threads, at one place in the text ------------------------------------------
+// ---- warp groups: all 128 threads, at one place in the text -------------------------------------
 
 inline WarpGroup& group_of(Thread& t, const char* operation, Site site) {
     Async& a = async_of(t, site);
@@ -1029,12 +1059,12 @@ inline uint32_t* group_clock(Thread& t, WarpGroup& g) {
     return g.clock;
 }
 
-// ---- products ------------------------------------------------------------------------------------
+// ---- products -----------------------------------------------------------------------------------
 //
-// A product lasts from its start to the wait for its group.  It reads A, B and the accumulators, and
-// writes the accumulators, at some time in between: late, in the wait, or early, at its start.  In
-// between the registers are not the threads'.  A late product leaves NaN in them until it is waited
-// for; if a thread writes them, or A, the wait notices.
+// A product lasts from its start to the wait for its group.  It reads A, B and the accumulators,
+// and writes the accumulators, at some time in between: late, in the wait, or early, at its start.
+// In between the registers are not the threads'.  A late product leaves NaN in them until it is
+// waited for; if a thread writes them, or A, the wait notices.
 //
 // Registers that a thread touches need a fence before a product uses them.  What is found: no fence
 // since the last wait (or since the beginning), and registers which have changed since the fence.
@@ -1044,7 +1074,9 @@ constexpr const char* kProductRegisters = "ag_wgmma_registers";
 constexpr uint32_t kInFlight = 0x7fdeadbe;  // a NaN
 
 // Where lane i of a group has its accumulator j: row and column of the 64xN matrix.
-inline int sum_row(int thread, int j) { return thread / 32 * 16 + thread % 32 / 4 + (j >> 1 & 1) * 8; }
+inline int sum_row(int thread, int j) {
+    return thread / 32 * 16 + thread % 32 / 4 + (j >> 1 & 1) * 8;
+}
 inline int sum_column(int thread, int j) { return j / 4 * 8 + thread % 4 * 2 + (j & 1); }
 
 inline Matrix matrix_of(uint32_t low, uint32_t high, bool is_dense_along_mn) {
@@ -1053,14 +1085,15 @@ inline Matrix matrix_of(uint32_t low, uint32_t high, bool is_dense_along_mn) {
             is_dense_along_mn};
 }
 
-// The address of 16 bytes: 8 elements along K of row or column `i` (dense along K), the first or the
-// second; or 8 rows or columns (dense along MN), the `i`-th, of element k of K.
+// The address of 16 bytes: 8 elements along K of row or column `i` (dense along K), the first or
+// the second; or 8 rows or columns (dense along MN), the `i`-th, of element k of K.
 inline uint32_t chunk_of(const Matrix& m, uint32_t i, uint32_t k) {
     uint32_t at = m.start;
     if (!m.is_dense_along_mn && m.span) at += i / 8 * m.stride + i % 8 * m.span + k * 16;
     else if (!m.is_dense_along_mn) at += i / 8 * m.stride + i % 8 * 16 + k * m.leading;
     else if (m.span)
-        at += i / (m.span / 16) * m.leading + i % (m.span / 16) * 16 + k / 8 * m.stride + k % 8 * m.span;
+        at += i / (m.span / 16) * m.leading + i % (m.span / 16) * 16 + k / 8 * m.stride +
+              k % 8 * m.span;
     else at += i * m.stride + k / 8 * m.leading + k % 8 * 16;
     return swizzled(at, m.span) - kSharedBase;
 }
@@ -1091,7 +1124,8 @@ inline void read_matrix(const unsigned char* shared, const Matrix& m, uint32_t r
 template <class T> inline void read_fragment(const Fragment& f, float* to) {
     for (int thread = 0; thread < 128; ++thread)
         for (int j = 0; j < 4; ++j) {
-            uint16_t halves[8] = {(uint16_t)f.words[thread][j], (uint16_t)(f.words[thread][j] >> 16)};
+            uint16_t halves[8] = {(uint16_t)f.words[thread][j],
+                                  (uint16_t)(f.words[thread][j] >> 16)};
             Floats x = widen<T>(halves);
             int row = sum_row(thread, j * 2), k = j / 2 * 8 + thread % 4 * 2;
             to[row * 16 + k] = x[0];
@@ -1110,7 +1144,8 @@ template <class T> AG_NOINLINE void compute_product(const Thread& t, const Produ
         for (uint32_t column = 0; column < columns; column += 8) {
             float* c = p.sum->values + row * columns + column;
             Floats sums[4] = {};
-            for (int r = 0; r < 4 && p.accumulates; ++r) memcpy(&sums[r], c + r * columns, sizeof sums[r]);
+            for (int r = 0; r < 4 && p.accumulates; ++r)
+                memcpy(&sums[r], c + r * columns, sizeof sums[r]);
             Floats s0 = sums[0], s1 = sums[1], s2 = sums[2], s3 = sums[3];
             const float* x = a + row * 16;
             for (uint32_t k = 0; k < 16; ++k, ++x) {
@@ -1121,7 +1156,8 @@ template <class T> AG_NOINLINE void compute_product(const Thread& t, const Produ
                 s2 += x[32] * y;
                 s3 += x[48] * y;
             }
-            Floats out[4] = {with_one_nan(s0), with_one_nan(s1), with_one_nan(s2), with_one_nan(s3)};
+            Floats out[4] = {with_one_nan(s0), with_one_nan(s1), with_one_nan(s2),
+                             with_one_nan(s3)};
             for (int r = 0; r < 4; ++r) memcpy(c + r * columns, &out[r], sizeof out[r]);
         }
 }
@@ -1141,7 +1177,8 @@ inline void scatter(const Accumulator& x) {
         for (int j = 0; j < x.count; ++j)
             x.lanes[i][j] = x.values[sum_row(i, j) * x.count * 2 + sum_column(i, j)];
 }
-// The thread whose registers are not those in `values`, or not what a product in flight leaves there.
+// The thread whose registers are not those in `values`, or not what a product in flight leaves
+// there.
 inline int changed_thread(const Accumulator& x, bool is_poisoned) {
     for (int i = 0; i < 128; ++i)
         for (int j = 0; j < x.count; ++j) {
@@ -1161,8 +1198,8 @@ inline void poison(const Accumulator& x) {
         for (int j = 0; j < x.count; ++j) x.lanes[i][j] = float_of(kInFlight);
 }
 
-// What is kept of the registers that begin at `first`: the one there is, a new one, or that which was
-// used longest ago.
+// What is kept of the registers that begin at `first`: the one there is, a new one, or that which
+// was used longest ago.
 template <class T, class Registers, int kMost>
 inline T& slot_of(Thread& t, T* (&slots)[kMost], Registers first, Site site) {
     T* oldest = nullptr;
@@ -1173,15 +1210,19 @@ inline T& slot_of(Thread& t, T* (&slots)[kMost], Registers first, Site site) {
         if (!x->in_flight && (!oldest || x->used < oldest->used)) oldest = x;
         if (!x->lanes[0]) break;
     }
-    if (!oldest) fail(t, kLaunch, site, "has products in flight with more registers than a CPU run keeps");
+    if (!oldest)
+        fail(t, kLaunch, site, "has products in flight with more registers than a CPU run keeps");
     oldest->is_snapshot = false;
     return *oldest;
 }
 
-[[noreturn]] AG_COLD void fail_in_flight(Thread& t, int lane, const char* what, Site product, Site site) {
+[[noreturn]] AG_COLD void fail_in_flight(Thread& t, int lane, const char* what, Site product,
+                                         Site site) {
     Thread& owner = t.block->threads[t.index / 128 * 128 + lane];
-    fail(owner, kRegistersInFlight, site, "has changed %s of the product at %s:%d before the wait for "
-         "it", what, product.file, product.line);
+    fail(owner, kRegistersInFlight, site,
+         "has changed %s of the product at %s:%d before the wait for "
+         "it",
+         what, product.file, product.line);
 }
 
 [[noreturn]] AG_COLD void fail_unfenced(Thread& t, int lane, const char* what, Site site) {
@@ -1195,7 +1236,8 @@ static void take_accumulators(Thread& t, WarpGroup& g, Product& p, Site site) {
     int count = p.columns / 2;
     bool is_late_run = is_late(*t.block);
     if (x.in_flight) {
-        if (x.count != count) fail(t, kRegistersInFlight, site, "uses accumulators of another width");
+        if (x.count != count)
+            fail(t, kRegistersInFlight, site, "uses accumulators of another width");
         int changed = changed_thread(x, is_late_run);
         if (changed >= 0) fail_in_flight(t, changed, "accumulators", site, site);
     } else {
@@ -1232,13 +1274,16 @@ static void check_matrix(Thread& t, WarpGroup& g, const Matrix& m, uint32_t rows
                          Site site) {
     Async& a = *t.block->async;
     if (m.span && (m.start >> 7 & (m.span / 16 - 1)))
-        fail(t, kMisaligned, site, "multiplies a matrix at byte %d of shared memory: its rows begin in "
-             "the middle of what a swizzle of %u bytes exchanges", (int)(m.start - kSharedBase), m.span);
+        fail(t, kMisaligned, site,
+             "multiplies a matrix at byte %d of shared memory: its rows begin in "
+             "the middle of what a swizzle of %u bytes exchanges",
+             (int)(m.start - kSharedBase), m.span);
     uint32_t* clock = t.clock ? group_clock(t, g) : nullptr;
     int group = t.index / 128;
     for_each_chunk(m, rows, [&](uint32_t, uint32_t, uint32_t place) {
         if ((uint64_t)place + 16 > t.shared_bytes)
-            fail(t, kSharedBounds, site, "multiplies 16 bytes at byte %lld of shared memory, which has %u",
+            fail(t, kSharedBounds, site,
+                 "multiplies 16 bytes at byte %lld of shared memory, which has %u",
                  (long long)(int32_t)place, t.shared_bytes);
         if (!clock) return;
         Granule& x = a.granules[place / 16];
@@ -1252,9 +1297,12 @@ static void start_product(Thread& t, WarpGroup& g, Product& p, Site site) {
     const Brought& mine = g.brought[0];
     for (int i = 1; i < 128; ++i) {
         const Brought& other = g.brought[i];
-        if (memcmp(other.words, mine.words, sizeof mine.words) || other.accumulates != mine.accumulates)
-            fail(t, kDivergentWarp, site, "is in a product, but thread %d of its warp group with another "
-                 "matrix", t.index / 128 * 128 + i);
+        if (memcmp(other.words, mine.words, sizeof mine.words) ||
+            other.accumulates != mine.accumulates)
+            fail(t, kDivergentWarp, site,
+                 "is in a product, but thread %d of its warp group with another "
+                 "matrix",
+                 t.index / 128 * 128 + i);
     }
     if (!g.is_fenced)
         fail(t, kMissingFence, site, "is in a product with no ag_wgmma_fence since %s",
@@ -1331,7 +1379,7 @@ static void commit_products(Thread& t, Site site) {
     group_collective(t, g, "ag_wgmma_commit", site, [&] { ++g.groups; });
 }
 
-// ---- registers -----------------------------------------------------------------------------------
+// ---- registers ----------------------------------------------------------------------------------
 
 static void set_registers(Thread& t, int count, bool is_increase, Site site) {
     const char* operation = is_increase ? "ag_registers_increase" : "ag_registers_decrease";
@@ -1364,7 +1412,7 @@ static void set_registers(Thread& t, int count, bool is_increase, Site site) {
     }
 }
 
-// ---- stmatrix, elect ------------------------------------------------------------------------------
+// ---- stmatrix, elect ----------------------------------------------------------------------------
 
 constexpr const char* kStoreMatrices = "ag_store_matrices";
 constexpr const char* kStoreMatricesTransposed = "ag_store_matrices_transposed";
@@ -1401,33 +1449,40 @@ AG_NOINLINE bool elect(Thread& t, Site site) {
     return t.lane == (t.block->run->launch->mode == kEagerLast ? 31 : 0);
 }
 
-// ---- the end: nothing may be on its way --------------------------------------------------------------
+// ---- the end: nothing may be on its way ---------------------------------------------------------
 
 static void end_async_thread(Thread& t) {
     Async& a = *t.block->async;
     for (int i = 0; i < a.stores.count; ++i)
         if (a.stores.items[i].thread == t.index)
-            fail(t, kUnfinishedCopy, a.stores.items[i].site, "has ended, but its tensor store is still "
-                 "on its way%s", a.stores.items[i].group == a.store_groups[t.index] ? ", in no group" : "");
+            fail(t, kUnfinishedCopy, a.stores.items[i].site,
+                 "has ended, but its tensor store is still "
+                 "on its way%s",
+                 a.stores.items[i].group == a.store_groups[t.index] ? ", in no group" : "");
     const WarpGroup& g = a.groups[t.index / 128];
     if (g.products.count)
-        fail(t, kUnfinishedCopy, g.products.items[0].site, "has ended, but a product of its warp group "
+        fail(t, kUnfinishedCopy, g.products.items[0].site,
+             "has ended, but a product of its warp group "
              "is in flight");
     if (g.arrived)
-        fail(t, kEndedLane, g.site, "has ended, but thread %d of its warp group waits in %s", g.first,
-             g.operation);
+        fail(t, kEndedLane, g.site, "has ended, but thread %d of its warp group waits in %s",
+             g.first, g.operation);
 }
 
 static void end_async_block(Thread& last) {
     Async& a = *last.block->async;
     for (const Barrier* x = a.barriers; x < a.barriers + a.barrier_count; ++x)
         if (x->loaded > x->seen)
-            fail(last, kUnfinishedCopy, x->load_site, "is the last to end, but nobody has waited for the "
-                 "tensor load of thread %d to the barrier at byte %u", x->load_thread, x->place);
+            fail(last, kUnfinishedCopy, x->load_site,
+                 "is the last to end, but nobody has waited for the "
+                 "tensor load of thread %d to the barrier at byte %u",
+                 x->load_thread, x->place);
     for (int id = 0; id < kNamedBarriers; ++id)
         if (a.named[id].arrived)
-            fail(last, kBarrierProtocol, a.named[id].site, "is the last to end, but %d of %d threads are "
-                 "at barrier %d", a.named[id].arrived, a.named[id].threads, id);
+            fail(last, kBarrierProtocol, a.named[id].site,
+                 "is the last to end, but %d of %d threads are "
+                 "at barrier %d",
+                 a.named[id].arrived, a.named[id].threads, id);
 }
 
 const AsyncHooks kAsyncHooks = {is_known,         check_shared_by_clock, meet, describe_waits,
@@ -1437,7 +1492,7 @@ const AsyncHooks kAsyncHooks = {is_known,         check_shared_by_clock, meet, d
 
 #pragma GCC visibility pop
 
-// ---- the device functions ----------------------------------------------------------------------------
+// ---- the device functions -----------------------------------------------------------------------
 
 struct alignas(64) ag_tensor_map { unsigned char bytes[128]; };
 
@@ -1508,8 +1563,8 @@ AG_DEVICE void ag_tensor_prefetch(const ag_tensor_map&) {}
 AG_TENSOR_COPIES(2, int c0 AG_COMMA int c1, c0, c1)
 AG_TENSOR_COPIES(3, int c0 AG_COMMA int c1 AG_COMMA int c2, c0, c1, c2)
 AG_TENSOR_COPIES(4, int c0 AG_COMMA int c1 AG_COMMA int c2 AG_COMMA int c3, c0, c1, c2, c3)
-AG_TENSOR_COPIES(5, int c0 AG_COMMA int c1 AG_COMMA int c2 AG_COMMA int c3 AG_COMMA int c4, c0, c1, c2,
-                 c3, c4)
+AG_TENSOR_COPIES(5, int c0 AG_COMMA int c1 AG_COMMA int c2 AG_COMMA int c3 AG_COMMA int c4, c0, c1,
+                 c2, c3, c4)
 
 AG_DEVICE void ag_tensor_load_multicast(ag_u16 blocks, ag_u32 to, const ag_tensor_map& map,
                                         ag_u32 barrier, int c0, int c1, int c2, int c3, AG_SITE) {
