@@ -64,7 +64,9 @@ _COMPILER_FLAGS = (
 )
 _LINK_FLAGS = ("-shared", "-pthread")
 _SOURCE, _OBJECT, _LIBRARY = "kernel.cu", "kernel.o", "kernel.so"
-_HEADERS = ("host.h", "host_mma.h")  # included in this order, before the kernel
+# Included in this order, before the kernel; the last one costs 0.1 s, so only where it is needed.
+_HEADERS = ("host.h", "host_mma.h", "host_wgmma.h")
+_NEEDS_WGMMA = "struct alignas(64) ag_tensor_map"  # in templates/common/wgmma.cuh
 _SEAL_BYTES = hashlib.sha256().digest_size
 _SEARCHED = ("g++", "clang++", "c++")
 _ERROR_LINES = 8
@@ -126,10 +128,11 @@ def _version_of(command: tuple[str, ...]) -> str | None:
     return answer.stdout.split("\n", 1)[0].strip()
 
 
-def host_headers() -> dict[str, str]:
-    """The texts of `host.h` and `host_mma.h`, which a kernel's text is compiled behind."""
+def host_headers(text: str = _NEEDS_WGMMA) -> dict[str, str]:
+    """The headers that a kernel's text is compiled behind; all of them for no text."""
     folder = files("attngen.cpu")
-    return {name: folder.joinpath(name).read_text(encoding="utf-8") for name in _HEADERS}
+    names = _HEADERS if _NEEDS_WGMMA in text else _HEADERS[:-1]
+    return {name: folder.joinpath(name).read_text(encoding="utf-8") for name in names}
 
 
 @lru_cache
@@ -173,7 +176,7 @@ def build_library(
              cannot be written; A544 after `limit_s` seconds.
     """
     compiler = compiler or find_compiler()
-    headers = host_headers()
+    headers = host_headers(text)
     flags = (
         *_COMPILE_FLAGS,
         *_machine_flags(),

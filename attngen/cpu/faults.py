@@ -25,6 +25,10 @@ class Fault(Enum):
     INTEGER = 14
     UNFINISHED_COPY = 15
     LAUNCH = 16
+    BARRIER_PROTOCOL = 17
+    MISSING_FENCE = 18
+    REGISTERS_IN_FLIGHT = 19
+    REGISTER_COUNT = 20
 
     def __str__(self) -> str:
         """The fault in words, as messages say it."""
@@ -49,4 +53,8 @@ _MEANINGS = {
     Fault.INTEGER: "integer arithmetic has no defined result",
     Fault.UNFINISHED_COPY: "a thread ends before its asynchronous copies",
     Fault.LAUNCH: "the launch does not fit the kernel",
+    Fault.BARRIER_PROTOCOL: "a barrier is used as it may not be",
+    Fault.MISSING_FENCE: "what threads wrote is used asynchronously without a fence",
+    Fault.REGISTERS_IN_FLIGHT: "registers of an asynchronous product are changed before it is over",
+    Fault.REGISTER_COUNT: "this number of registers cannot be had",
 }

@@ -4,7 +4,7 @@
 // each of them a meaning in C++17, so that the same text, unchanged, becomes a shared object:
 //
 //     g++ -std=c++17 -O2 -ffp-contract=off -fno-strict-aliasing -fPIC -shared -DAG_HOST
-//         -include host.h -include host_mma.h -x c++ kernel.cu
+//         -include host.h -include host_mma.h -include host_wgmma.h -x c++ kernel.cu
 //
 // (attngen/cpu/build.py adds the compiler's own checks of integers and local arrays.)
 //
@@ -23,8 +23,9 @@
 //
 // Sections: launch and report; fibers; threads, warps and blocks; faults; scheduling; barriers;
 // the race detector; shared memory; global memory; what the compiler checks; the run; the device
-// functions.  Asynchronous copies and what else tensor cores need are in host_mma.h; the members
-// that only that header uses cost a kernel without them nothing.
+// functions.  Asynchronous copies and what else tensor cores need are in host_mma.h, and what came
+// with sm_90a in host_wgmma.h; the members that only those headers use cost a kernel without them
+// nothing.
 #ifndef AG_HOST_H
 #define AG_HOST_H
 
@@ -100,6 +101,10 @@ enum Fault : int32_t {
     kInteger,             // an overflow, a division by zero, or a shift that C++ does not define
     kUnfinishedCopy,      // a thread has ended without a wait for its copies
     kLaunch,              // the launch does not fit the kernel, or memory ran out
+    kBarrierProtocol,     // a barrier in memory, or by number, used as it may not be
+    kMissingFence,        // written by threads, used asynchronously, and no fence between
+    kRegistersInFlight,   // touched while an asynchronous product uses them
+    kRegisterCount,       // setmaxnreg with a number that cannot be had
 };
 
 // A place in the kernel's text.  Functions that can fail take the caller's as defaulted arguments.
@@ -246,6 +251,7 @@ struct Counters {
 struct Warp;
 struct Block;
 struct Copies;
+struct Async;
 
 // One CUDA thread.  A cache line for memory accesses comes first, and then one for waiting.
 struct alignas(64) Thread {
@@ -257,6 +263,7 @@ struct alignas(64) Thread {
     Cell* cells;           // null: unchecked
     size_t cell_plane;
     Copies* copies;
+    uint32_t* clock;       // null unless the block has barriers in memory: see host_wgmma.h
 
     int index, lane, warp_index;
     uint32_t shared_bytes;
@@ -326,6 +333,18 @@ constexpr int kMaxThreads = 1024, kMaxWarps = kMaxThreads / 32;
 
 struct Run;
 struct Range;
+struct SharedArray;
+enum Access { kRead, kWarpRead, kWrite };
+
+// What host_wgmma.h does where this header has its own answer, once a block needs it.
+struct AsyncHooks {
+    bool (*is_known)(const Thread&, Stamp earlier);  // is an access ordered before now?
+    void (*check_shared)(Thread&, uint32_t address, uint32_t bytes, Access, SharedArray, Site);
+    void (*meet)(Block&, int first, int count, uint64_t tick);  // threads have met at a barrier
+    void (*describe_waits)(const Block&, char* text, size_t size);
+    void (*end_thread)(Thread&);
+    void (*end_block)(Thread& last);
+};
 
 // The block that a worker runs at the moment; the worker uses it again for the next one.
 struct Block {
@@ -349,6 +368,9 @@ struct Block {
     // Called by stores to global memory while copies from writable arrays are on their way.
     void (*check_sources)(Thread&, uintptr_t address, size_t bytes, const Range&, Site);
     int writable_sources;  // how many such copies
+    Async* async;          // kept from block to block
+    void (*free_async)(Async*);
+    const AsyncHooks* hooks;  // null until this block needs them
     AccessLog* logs;       // of each warp
     int recent_range;
     void* home;            // the worker's own stack pointer
@@ -505,6 +527,9 @@ inline void set_stuck(Block& b, const Thread& t) {
 [[noreturn]] AG_COLD void fail_deadlock(Thread& t) {
     char waiting[1024];
     list_waiting(*t.block, waiting, sizeof waiting);
+    const AsyncHooks* hooks = t.block->hooks;
+    size_t used = strlen(waiting);
+    if (hooks) hooks->describe_waits(*t.block, waiting + used, sizeof waiting - used);
     Site site = t.waits_in ? t.waits_at : Site{"kernel", 0};
     fail(t, kDeadlock, site, "cannot go on, and no other thread can: threads %s", waiting);
 }
@@ -568,6 +593,7 @@ static void sync_block(Thread& t, Site site) {
             set_ready(b, w, b.warps[w].lanes);
             close_log(b, w);
         }
+        if (b.hooks) b.hooks->meet(b, 0, b.thread_count, b.tick);
         let_others_go_first(t);
     }
     refresh_stamps(t);
@@ -606,7 +632,9 @@ constexpr const char* kShuffleXor = "ag_shuffle_xor";
 
 static void sync_warp(Thread& t, Site site) {
     warp_collective(t, kSyncWarp, site, [&](Warp& w) {
-        w.since = stamp_of(t.block->index, next_tick(t, site), 0);
+        Block& b = *t.block;
+        w.since = stamp_of(b.index, next_tick(t, site), 0);
+        if (b.hooks) b.hooks->meet(b, t.warp_index * 32, __builtin_popcount(w.lanes), b.tick);
     });
     refresh_stamps(t);
 }
@@ -642,14 +670,14 @@ static float shuffle_xor(Thread& t, float x, int mask, Site site) {
 // its lanes.  An asynchronous copy writes at some time between its start and the end of the wait
 // for it: both count as writes, and whoever meets it in between is in a race (host_mma.h).
 
-enum Access { kRead, kWarpRead, kWrite };
 enum Readers : Stamp { kOneThread, kSeveralLanes, kSeveralWarps, kSeveralBlocks };
 constexpr Stamp kLow = 3;
 
 // Is an access of this block, made by the one thread in `earlier`, ordered before now?
 inline bool is_ordered(const Thread& t, Stamp earlier) {
     return earlier < t.block_since || stamp_thread(earlier) == t.index ||
-           (stamp_warp(earlier) == t.warp_index && earlier < t.warp_since);
+           (stamp_warp(earlier) == t.warp_index && earlier < t.warp_since) ||
+           (t.clock && t.block->hooks->is_known(t, earlier));
 }
 
 // The same for a summary of reads by threads of this block.
@@ -793,6 +821,7 @@ inline void check_piece(Thread& t, const Cell& cell, uint32_t address, Access ac
 // there before: a larger one is cut up, smaller ones are each looked at and then covered.
 AG_NOINLINE void check_shared(Thread& t, uint32_t address, uint32_t bytes, Access access,
                               SharedArray array, Site site) {
+    if (t.clock) return t.block->hooks->check_shared(t, address, bytes, access, array, site);
     Stamp word = cell_at(t, address & ~3u).written;
     if (is_on_its_way(t, word)) fail_on_its_way(t, address, word, access, array, site);
     for (uint32_t size = 4; size > bytes; size /= 2) {
@@ -1051,6 +1080,7 @@ static void unmap_memory(void* p, size_t bytes) {
         fail(t, kUnfinishedCopy, copy.site, "has ended, but its copy is still on its way%s",
              copy.group == t.copies->groups ? ", in no group" : "");
     }
+    if (b.hooks) b.hooks->end_thread(t);
     w.ended |= 1u << t.lane;
     --b.live;
     set_stuck(b, t);
@@ -1063,6 +1093,7 @@ static void unmap_memory(void* p, size_t bytes) {
     } else if (b.live) {
         fail_deadlock(t);
     } else {
+        if (b.hooks) b.hooks->end_block(t);
         ag_host_switch(&abandoned, b.home);
     }
     __builtin_unreachable();
@@ -1101,6 +1132,7 @@ static bool allocate_block(Block& b, Run& run) {
 
 static void free_block(Block& b) {
     const ag_launch& launch = *b.run->launch;
+    if (b.async) b.free_async(b.async);
     for (int i = 0; b.copies && i < b.thread_count; ++i) free(b.copies[i].items);
     for (int w = 0; b.logs && w < b.warp_count; ++w) {
         for (int l = 0; l < b.logs[w].count; ++l) free(b.logs[w].lines[l].accesses);
@@ -1126,6 +1158,7 @@ static void reset_block(Block& b, int index) {
     b.fault = kNone;
     b.ready_warps = 0;
     b.writable_sources = 0;
+    b.hooks = nullptr;
     memset(b.shared, 0xff, launch.shared_bytes);  // a NaN in every float format
     memset(b.threads, 0, b.thread_count * sizeof(Thread));
     for (int w = 0; w < b.warp_count; ++w) {

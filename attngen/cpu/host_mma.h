@@ -181,9 +181,7 @@ AG_NOINLINE void store4(Thread& t, uint32_t address, uint32_t x, Site site) {
 // While a copy is on its way, the cells of its destination hold the stamp of its start with size
 // code 0, which no access takes for something it knows.
 //
-// Bulk copies (TMA) and asynchronous products (wgmma) belong here, in queues of their block or
-// warp group; a wait on an mbarrier is a `wait_here` that the landing, or the last arrival, makes
-// ready.  Nothing of that is built yet.
+// Tensor copies and asynchronous products, which are waited for in other ways, are in host_wgmma.h.
 
 inline void move_bytes(const Thread& t, const Copy& copy) {
     if (copy.source)

@@ -3,13 +3,13 @@
     python -m attngen.cpu.mutate kernel.cu                       list the mutants
     python -m attngen.cpu.mutate kernel.cu --check module:name   build, run and judge each
 
-A mutant differs from the kernel in one token or call: a barrier deleted, a shuffle replaced by
-its own argument, an asynchronous copy, its group or the wait for it deleted, a wait for one group
-less, an integer literal moved by one (an array's declared length down, others up), a comparison
-changed.  Only the text below the device
-functions is touched; comments, strings and preprocessor lines (`#pragma unroll`, `#line`) are
-not, nor are integer literals on a line with a comment `// free: why`, which says that the number
-changes the speed and nothing else.
+A mutant differs from the kernel in one token or call: a barrier, an arrival at one, a wait or a
+fence deleted, a shuffle replaced by its own argument, an asynchronous copy or product, its group or
+the wait for it deleted, a wait for one group less, an integer literal moved by one (an array's
+declared length down, others up), a comparison changed.  Only the text below the device functions is
+touched; comments, strings and preprocessor lines (`#pragma unroll`, `#line`) are not, nor are
+integer literals on a line with a comment `// free: why`, which says that the number changes the
+speed and nothing else.
 
 A check takes the built library and raises when it is wrong; it is a module-level function, or a
 `functools.partial` of one.
@@ -57,9 +57,16 @@ MARKER = "// ---- end of device functions"
 _END_OF_DEVICE_FUNCTIONS = re.compile(rf"^({MARKER}|#endif  // AG_HOST).*$", re.MULTILINE)
 
 # Calls that stand by themselves: a mutant leaves one out.
-_BARRIERS = frozenset({"ag_sync", "ag_sync_warp"})
-_COPIES = frozenset({"ag_copy_async", "ag_copy_commit"})
-_COPY_WAIT = "ag_copy_wait"
+_BARRIERS = re.compile(
+    r"ag_(sync(_warp)?|barrier_(init|arrive|arrive_expect|expect|wait)|named_\w+)"
+)
+_FENCES = re.compile(r"ag_(barrier_init|async|wgmma)_fence")
+_COPIES = re.compile(
+    r"ag_(copy_async|tensor_load\w*|tensor_store|(copy|tensor_store|wgmma)_commit)"
+)
+_WAITS = frozenset(
+    {"ag_copy_wait", "ag_tensor_store_wait", "ag_tensor_store_wait_read", "ag_wgmma_wait"}
+)
 _SHUFFLE_PREFIX = "ag_shuffle"
 _COMPARISONS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "=="}
 _DECLARED_BEFORE = re.compile(r"\s*(typedef )?(const )?(float|int|bool|ag_u32|ag_i64) [^=;()]*\[")
@@ -68,6 +75,7 @@ _FREE = re.compile(r"//.*\bfree: \S")
 
 class MutantKind(Enum):
     BARRIER = "barrier"
+    FENCE = "fence"
     COPY = "copy"
     SHUFFLE = "shuffle"
     LITERAL = "literal"
@@ -148,11 +156,13 @@ def mutants(text: str) -> list[Mutant]:
     code = [t for t in tokens if t.kind not in ("comment", "directive")]
     made: list[Mutant] = []
     for i, token in enumerate(code):
-        if token.kind == "name" and token.text in _BARRIERS:
+        if token.kind == "name" and _BARRIERS.fullmatch(token.text):
             made += _without_call(text, code, i, MutantKind.BARRIER)
-        elif token.kind == "name" and token.text in _COPIES:
+        elif token.kind == "name" and _FENCES.fullmatch(token.text):
+            made += _without_call(text, code, i, MutantKind.FENCE)
+        elif token.kind == "name" and _COPIES.fullmatch(token.text):
             made += _without_call(text, code, i, MutantKind.COPY)
-        elif token.kind == "name" and token.text == _COPY_WAIT:
+        elif token.kind == "name" and token.text in _WAITS:
             made += _with_less_waiting(text, code, i)
         elif token.kind == "name" and token.text.startswith(_SHUFFLE_PREFIX):
             made += _without_shuffle(text, code, i)
@@ -184,7 +194,7 @@ def _with_less_waiting(text: str, code: Sequence[_Token], i: int) -> Iterator[Mu
 def _is_pending(code: Sequence[_Token], i: int) -> bool:
     """Whether a token is the number in `ag_copy_wait<1>`."""
     around = [token.text for token in code[max(i - 2, 0) : i + 2]]
-    return len(around) == 4 and around[:2] == [_COPY_WAIT, "<"] and around[2].isdigit()
+    return len(around) == 4 and around[0] in _WAITS and around[1] == "<" and around[2].isdigit()
 
 
 def _without_shuffle(text: str, code: Sequence[_Token], i: int) -> Iterator[Mutant]:

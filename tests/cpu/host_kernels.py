@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,8 +13,11 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from attngen.codegen.render import _environment
 from attngen.cpu.run import Landing, MemoryRange, Mode, RunReport, copy_apart, run_on_cpu
+from attngen.cpu.tensor_map import encode_for_cpu
 from attngen.resources import template_source
+from attngen.tensor_map import TensorMap
 
 KERNELS = Path(__file__).with_name("kernels")
 NAMES = tuple(sorted(path.stem for path in KERNELS.glob("*.cu")))
@@ -21,13 +25,30 @@ ALL_MODES = tuple(Mode)
 ALL_LANDINGS = tuple(Landing)
 
 Array: TypeAlias = npt.NDArray[Any]
-Argument: TypeAlias = Array | int | float
+Argument: TypeAlias = Array | TensorMap | int | float
 
 
 def kernel_text(name: str, body: str | None = None) -> str:
     """A whole kernel: the device functions and one of `kernels/`, or a changed body of it."""
-    files = ["common/device.cuh", *(["common/mma.cuh"] if name.startswith("mma_") else [])]
-    return "".join(map(template_source, files)) + (body_of(name) if body is None else body)
+    body = body_of(name) if body is None else body
+    return device_functions(name, body) + body
+
+
+def device_functions(name: str, body: str) -> str:
+    """What a kernel's body relies on."""
+    files = ["common/device.cuh"]
+    files += ["common/mma.cuh"] if name.startswith(("mma_", "wgmma_")) else []
+    files += ["common/wgmma.cuh"] if name.startswith("wgmma_") else []
+    return "".join(map(template_source, files)) + _products(body)
+
+
+def _products(body: str) -> str:
+    """The products of warp groups that a body uses; how wide they are, its constants say."""
+    elements = sorted(set(re.findall(r"\bag_wgmma_shared_(\w+)<", body)))
+    widths = re.findall(r"constexpr int (?:kColumns|kHeadDim|kKeys) = (\d+);", body)
+    sizes = sorted({int(n) for n in widths})
+    module: Any = _environment().get_template("common/wgmma.cu.j2").module
+    return "".join(str(module.products(element, sizes, sizes)) for element in elements)
 
 
 def body_of(name: str) -> str:
@@ -47,6 +68,8 @@ class Case:
     shared_bytes: int = 0
     writable: Sequence[str] = ()
     tolerance: float = 0.0
+    tensors: Mapping[str, Array] = field(default_factory=dict)
+    """The arrays that tensor maps among the arguments are of, by the maps' names."""
 
     report: RunReport | None = field(default=None, init=False)
 
@@ -68,9 +91,10 @@ class Case:
     def launch(self, library: Path, **options: Any) -> RunReport:
         """Launch it without looking at the outputs."""
         can_write = {*self.expected, *self.writable}
+        arrays = {**self.arguments, **self.tensors}
         ranges = [
             MemoryRange.of(value, is_writable=name in can_write, name=name)
-            for name, value in self.arguments.items()
+            for name, value in arrays.items()
             if isinstance(value, np.ndarray)
         ]
         options = {"shared_bytes": self.shared_bytes, "ranges": ranges, **options}
@@ -91,15 +115,19 @@ class Case:
 
 
 def pack(arguments: Any) -> bytes:
-    """The bytes of a C struct with these members: pointers, ints and floats."""
-    codes, values = "", []
+    """The bytes of a C struct with these members: tensor maps first, pointers, ints and floats."""
+    codes, values, has_maps = "", [], False
     for argument in arguments:
-        if isinstance(argument, np.ndarray):
+        value: object = argument
+        if isinstance(argument, TensorMap):
+            codes, value, has_maps = f"{codes}128s", encode_for_cpu(argument), True
+        elif isinstance(argument, np.ndarray):
             codes, value = codes + "P", argument.ctypes.data
         else:
-            codes, value = codes + ("f" if isinstance(argument, float) else "i"), argument
+            codes += "f" if isinstance(argument, float) else "i"
         values.append(value)
-    return struct.pack(f"@{codes}0P", *values)
+    packed = struct.pack(f"@{codes}0P", *values)
+    return packed + bytes(-len(packed) % 64 if has_maps else 0)
 
 
 # ---- one case per kernel --------------------------------------------------------------------

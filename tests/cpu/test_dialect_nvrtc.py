@@ -40,4 +40,6 @@ def compile_cubin(text: str, arch: str) -> bytes:
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("name", NAMES)
 def test_compiles_for_a_gpu(name: str, arch: str) -> None:
+    if name.startswith("wgmma_") and arch != "sm_90a":
+        pytest.skip("its instructions are those of sm_90a")
     assert compile_cubin(kernel_text(name), arch)[:4] == b"\x7fELF"

@@ -52,6 +52,29 @@ def test_copies_and_waits_are_deleted_or_weakened() -> None:
     ]
 
 
+def test_the_instructions_of_warp_groups_are_left_out() -> None:
+    text = """
+        ag_barrier_init(b, n); ag_barrier_init_fence(); ag_async_fence(); ag_wgmma_fence();
+        ag_barrier_arrive_expect(b, n); ag_barrier_wait(b, p); if (ag_barrier_try_wait(b, p)) f();
+        ag_named_arrive(x, n); ag_tensor_load(to, map, b, x, y); ag_tensor_store(map, from, x, y);
+        ag_tensor_store_commit(); ag_wgmma_commit(); ag_wgmma_wait<1>();
+        ag_tensor_store_wait_read<0>();
+    """
+    made: dict[MutantKind, list[str]] = {}
+    for mutant in mutants(text):
+        made.setdefault(mutant.kind, []).append(mutant.after or mutant.before.split("(")[0])
+    assert made == {
+        MutantKind.BARRIER: [
+            *("ag_barrier_init", "ag_barrier_arrive_expect", "ag_barrier_wait", "ag_named_arrive"),
+        ],
+        MutantKind.FENCE: ["ag_barrier_init_fence", "ag_async_fence", "ag_wgmma_fence"],
+        MutantKind.COPY: [
+            *("ag_tensor_load", "ag_tensor_store", "ag_tensor_store_commit", "ag_wgmma_commit"),
+            *("2", "ag_wgmma_wait<1>", "1", "ag_tensor_store_wait_read<0>"),
+        ],
+    }
+
+
 def test_the_functions_of_tensor_cores_are_device_functions() -> None:
     first = mutants(kernel_text("mma_gemm"))[0]
     assert first.source.startswith("constexpr int kThreads")
