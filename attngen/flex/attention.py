@@ -142,7 +142,7 @@ def _repeated(x: Any, count: int) -> Any:
 def _fitted_arrays(
     captured: Iterable[Captured], file: ast.File, query: Any, key: Any
 ) -> dict[str, Any]:
-    """Every captured array as the file declares it, by name."""
+    """Every array that the file declares, as it declares it, by name."""
     block = file.items[-1]
     assert isinstance(block, ast.Attention)
     tensors = [s for s in block.statements if isinstance(s, ast.Tensor)]
@@ -150,7 +150,9 @@ def _fitted_arrays(
     sizes: dict[str | int, int] = {
         "B": query.shape[0], "Hq": query.shape[1], "Sq": query.shape[2], "Skv": key.shape[2],
     }  # fmt: skip
-    return {each.name: _fitted(each, dims[each.name], sizes) for each in captured}
+    return {
+        each.name: _fitted(each, dims[each.name], sizes) for each in captured if each.name in dims
+    }
 
 
 def _fitted(captured: Captured, dims: tuple[str | int, ...], sizes: Mapping[str | int, int]) -> Any:

@@ -40,16 +40,15 @@ MAX_LOOKED_AT: Final = 1000
 @final
 @record(eq=False)
 class Captured:
-    """A captured array; one without dimensions is read as one of one element."""
+    """A captured array; one without dimensions is read as one of one element.
+
+    `element` is None for elements that no kernel reads.
+    """
 
     name: str
-    element: str
+    element: str | None
     shape: tuple[int, ...]
     array: Any
-
-    @property
-    def scalar(self) -> ScalarType:
-        return scalar_of(self.element)
 
 
 def is_torch(value: object) -> bool:
@@ -64,13 +63,11 @@ def is_array(value: object) -> bool:
     return is_torch(value) or (has_memory and hasattr(kind, "dtype"))
 
 
-def element_of(array: Any) -> tuple[str | None, str]:
-    """The element type in the language's word; or None, and what is wrong with it."""
+def element_of(array: Any) -> str | None:
+    """The element type in the language's word; None where there is none."""
     theirs = str(array.dtype).removeprefix("torch.")
-    known = {"float16", "bfloat16", "float32", *ITEM_BYTES}
-    if theirs not in known:
-        return None, f"its elements are {theirs}"
-    return _ELEMENT.get(theirs, theirs), ""
+    ours = _ELEMENT.get(theirs, theirs)
+    return ours if theirs in _ELEMENT or theirs in ITEM_BYTES else None
 
 
 def read_shape(array: Any) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from typing import Any, final
 from attngen.diagnostics.diagnostic import AttnError
 from attngen.flex.captured import Captured, element_of, is_array, read_shape
 from attngen.flex.errors import NotExpressible, UnreadableCapture
-from attngen.flex.places import running_name, running_place
+from attngen.flex.places import running_place
 from attngen.frontend import ast
 from attngen.ir.printer import print_number
 
@@ -19,7 +19,7 @@ Key = tuple[Any, ...]
 
 def refuse(what: str, reason: str, advice: str | None = None) -> AttnError:
     """The error for an operation that has no words in the language, at its Python line."""
-    return AttnError(NotExpressible(running_place(), what, reason, advice))
+    return AttnError(NotExpressible(running_place().span, what, reason, advice))
 
 
 @final
@@ -74,7 +74,16 @@ class Graph:
         return self._node(key, make)
 
     def read(self, captured: Captured, indices: tuple[ast.Expr, ...]) -> ast.Expr:
-        """`captured[indices]`, one index for every dimension."""
+        """`captured[indices]`, one index for every dimension.
+
+        Errors:  A265 elements that no kernel reads.
+        """
+        if captured.element is None:
+            dtype = str(captured.array.dtype)
+            advice = "pass a float32 copy of it" if "float64" in dtype else None
+            reason = f"its elements are {dtype}"
+            error = UnreadableCapture(running_place().span, captured.name, reason, advice)
+            raise AttnError(error)
         key = ("read", captured.name, *map(id, indices))
         known = self._nodes.get(key)
         if known is not None:
@@ -86,32 +95,25 @@ class Graph:
 
     def _node(self, key: Key, make: Callable[[Any], ast.Expr]) -> ast.Expr:
         found = self._nodes.get(key)
+        place = running_place()
         if found is None:
-            found = self._nodes[key] = make(running_place())
-        if id(found) not in self.variables and (name := running_name()) is not None:
-            self.variables[id(found)] = name
+            found = self._nodes[key] = make(place.span)
+        if place.variable is not None:
+            self.variables.setdefault(id(found), place.variable)
         return found
 
     # ---- captured arrays
 
     def capture(self, array: Any) -> Captured:
-        """What is known of an array that the function reads; the same array is captured once.
-
-        Errors:  A265 an element type that no kernel reads, or too many dimensions.
-        """
+        """What is known of an array that the function has; the same one is captured once."""
         found = self._by_id.get(id(array))
-        if found is not None:
-            return found
-        assert is_array(array)
-        name = self._free_name(self.names.get(id(array), "captured"))
-        element, problem = element_of(array)
-        if element is None:
-            advice = "pass a float32 copy of it" if "float64" in problem else None
-            raise AttnError(UnreadableCapture(running_place(), name, problem, advice))
-        captured = Captured(name, element, read_shape(array), array)
-        self.captured.append(captured)
-        self._by_id[id(array)] = captured
-        return captured
+        if found is None:
+            assert is_array(array)
+            name = self._free_name(self.names.get(id(array), "captured"))
+            found = Captured(name, element_of(array), read_shape(array), array)
+            self.captured.append(found)
+            self._by_id[id(array)] = found
+        return found
 
     def _free_name(self, wanted: str) -> str:
         taken = {each.name for each in self.captured}

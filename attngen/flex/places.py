@@ -7,44 +7,53 @@ import linecache
 import sys
 from collections.abc import Iterator
 from functools import cache
-from itertools import pairwise
+from itertools import islice, pairwise
 from types import CodeType, FrameType
+from typing import final
 
 from attngen.diagnostics.span import Source, Span
+from attngen.record import record
 
-__all__ = ["function_place", "running_name", "running_place"]
+__all__ = ["Place", "function_place", "running_place"]
 
 _OWN = "attngen.flex"
 _LIBRARIES = ("torch", "functools")
 """Where an operation of a user's function may come from, such as `torch`'s `and_masks`."""
 
 
-def running_place() -> Span:
-    """The expression of the traced function that called attngen's operators.
+@final
+@record
+class Place:
+    """An expression of the Python source, and the variable that its value is stored in next."""
+
+    span: Span
+    variable: str | None
+
+
+def running_place() -> Place:
+    """The place in the traced function that called attngen's operators.
 
     An operation inside of a library counts as at the line that called the library, where there
     is one.
     """
-    frame = _running_frame()
-    return _span(frame.f_code, frame.f_lasti)
+    frames = list(_traced_frames())
+    own = [f for f in frames if not _is_in(f, _LIBRARIES)]
+    frame = (own or frames)[0]
+    code, at = frame.f_code, frame.f_lasti
+    known = _places.get((id(code), at))
+    if known is None:
+        known = _places[id(code), at] = code, Place(_span(code, at), _stores(code).get(at))
+    return known[1]
 
 
-def running_name() -> str | None:
-    """The variable that the result of the running operation is stored in next, if it is."""
-    frame = _running_frame()
-    return _stores(frame.f_code).get(frame.f_lasti)
+_places: dict[tuple[int, int], tuple[CodeType, Place]] = {}
+"""Places by code and instruction: a function that is traced again looks nothing up."""
 
 
 def function_place(code: CodeType) -> Span:
     """The first line of a function."""
     line = code.co_firstlineno
     return _line_span(_source(code.co_filename, line), line)
-
-
-def _running_frame() -> FrameType:
-    frames = list(_traced_frames())
-    own = [f for f in frames if not _is_in(f, _LIBRARIES)]
-    return (own or frames)[0]
 
 
 def _traced_frames() -> Iterator[FrameType]:
@@ -63,17 +72,13 @@ def _is_in(frame: FrameType, packages: tuple[str, ...]) -> bool:
 
 
 def _span(code: CodeType, instruction: int) -> Span:
-    line, end_line, column, end_column = _positions(code)[instruction // 2]
+    positions = next(islice(code.co_positions(), instruction // 2, None))
+    line, end_line, column, end_column = positions
     first = code.co_firstlineno if line is None else line
     source = _source(code.co_filename, first)
     if end_line is None or column is None or end_column is None or not source.text.strip():
         return _line_span(source, first)
     return source.span(_offset(source, first, column), _offset(source, end_line, end_column))
-
-
-@cache
-def _positions(code: CodeType) -> list[tuple[int | None, int | None, int | None, int | None]]:
-    return list(code.co_positions())
 
 
 @cache

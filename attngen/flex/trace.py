@@ -98,7 +98,7 @@ def _run(graph: Graph, argument: str, function: Any, symbols: tuple[Scalar, ...]
 def _as_score(result: Scalar, function: Any) -> ast.Expr:
     if result.kind is _BOOL:
         found, advice = "a truth value", "use `torch.where(keep, score, -float('inf'))`"
-        error = WrongResult(_place(function), "score_mod", found, "a number", advice)
+        error = WrongResult(_result_place(result, function), "score_mod", found, "a number", advice)
         raise AttnError(error)
     return result.node
 
@@ -106,9 +106,16 @@ def _as_score(result: Scalar, function: Any) -> ast.Expr:
 def _as_mask(result: Scalar, function: Any) -> ast.Expr | None:
     if result.kind is not _BOOL:
         found, advice = _KIND_TEXT[result.kind], "compare it, for example with `!= 0`"
-        error = WrongResult(_place(function), "mask_mod", found, "a truth value", advice)
+        error = WrongResult(
+            _result_place(result, function), "mask_mod", found, "a truth value", advice
+        )
         raise AttnError(error)
     return None if result.constant is True else result.node
+
+
+def _result_place(result: Scalar, function: Any) -> Any:
+    span = result.node.span
+    return span if span.source.text else _place(function)
 
 
 def _require_signature(argument: str, function: Any, count: int) -> None:

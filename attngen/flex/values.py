@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final, TypeAlias, final
 
 from attngen.diagnostics.diagnostic import AttnError
-from attngen.flex.captured import Captured, is_array
+from attngen.flex.captured import Captured, is_array, scalar_of
 from attngen.flex.errors import DecidesPython
 from attngen.flex.graph import Graph, refuse
 from attngen.flex.places import running_place
@@ -177,7 +177,7 @@ class Traced:
         raise refuse("`round`", "the language rounds down only", "use `torch.floor(x + 0.5)`")
 
     def _decides(self, advice: str) -> AttnError:
-        return AttnError(DecidesPython(running_place(), self.kind_text, advice))
+        return AttnError(DecidesPython(running_place().span, self.kind_text, advice))
 
     # ---- PyTorch
 
@@ -397,7 +397,8 @@ def _read(graph: Graph, captured: Captured, slots: tuple[Scalar | None, ...]) ->
         return Row(graph, captured=captured, slots=slots)
     indices = tuple(slot.node for slot in slots if slot is not None)
     node = graph.read(captured, indices or (graph.literal(0),))
-    return Scalar(graph, node, captured.scalar)
+    assert captured.element is not None
+    return Scalar(graph, node, scalar_of(captured.element))
 
 
 def _complete(index: Any, free: int) -> list[Any]:

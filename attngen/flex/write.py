@@ -8,7 +8,7 @@ intervals[i, 0], intervals[i, 1]      →  tensor intervals : int32[intervals_di
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from typing import Final, assert_never, final
@@ -43,19 +43,18 @@ def write_file(
 ) -> ast.File:
     """The file of one attention block, and the definitions that it needs."""
     span = _nowhere()
-    roots = [root for root in (trace.score, trace.mask) if root is not None]
-    dims = _dims(trace)
-    taken = {each.name for each in trace.captured}
-    taken |= {str(dim.size) for each in dims.values() for dim in each}
-    lets = _Lets(roots, trace.variables, taken)
+    lets = _Lets(trace)
+    dims = _dims(trace, [read for read in trace.reads if lets.is_used(read)])
+    lets.avoid(str(dim.size) for each in dims.values() for dim in each)
     score, mask = (None if e is None else lets.write(e) for e in (trace.score, trace.mask))
     statements: list[ast.Statement] = []
     if has_scale:
         statements.append(ast.Param("qk_scale", "float", None, None, span, span))
     for captured in trace.captured:
-        statements.append(
-            ast.Tensor(captured.name, captured.element, dims[captured.name], span, span)
-        )
+        if captured.name in dims:
+            assert captured.element is not None
+            shape = dims[captured.name]
+            statements.append(ast.Tensor(captured.name, captured.element, shape, span, span))
     statements += lets.statements
     if has_scale:
         statements.append(ast.Scale(ast.Name("qk_scale", span), span))
@@ -82,10 +81,10 @@ def _nowhere() -> Span:
 # ---- shapes ------------------------------------------------------------------------------
 
 
-def _dims(trace: Trace) -> dict[str, tuple[ast.Dim, ...]]:
-    """The dimensions of every captured array, named after what they are read at."""
+def _dims(trace: Trace, reads: list[ast.Index]) -> dict[str, tuple[ast.Dim, ...]]:
+    """The dimensions of every array that is read, named after what they are read at."""
     indices: dict[str, list[tuple[ast.Expr, ...]]] = {}
-    for read in trace.reads:
+    for read in reads:
         indices.setdefault(read.tensor, []).append(read.indices)
     arrays = {each.name for each in trace.captured}
     return {
@@ -94,6 +93,7 @@ def _dims(trace: Trace) -> dict[str, tuple[ast.Dim, ...]]:
             for at, read_at in enumerate(zip(*indices[captured.name], strict=True))
         )
         for captured in trace.captured
+        if captured.name in indices
     }
 
 
@@ -120,18 +120,24 @@ def _size(
 class _Lets:
     """Expressions with a let for every node that is used twice and costs something."""
 
-    def __init__(
-        self, roots: Iterable[ast.Expr], variables: Mapping[int, str], taken: set[str]
-    ) -> None:
+    def __init__(self, trace: Trace) -> None:
         self.statements: list[ast.Let] = []
         self.calls: set[str] = set()
-        self._variables = variables
-        self._taken = taken
+        self._variables = trace.variables
+        self._taken = {each.name for each in trace.captured}
         self._uses: dict[int, int] = {}
         self._written: dict[int, ast.Expr] = {}
-        self._keep = list(roots)  # ids stay valid while the nodes live
-        for root in self._keep:
-            self._count(root)
+        for root in (trace.score, trace.mask):
+            if root is not None:
+                self._count(root)
+
+    def is_used(self, node: ast.Expr) -> bool:
+        """Whether the score or the mask depends on a node."""
+        return id(node) in self._uses
+
+    def avoid(self, names: Iterable[str]) -> None:
+        """Let nothing have one of these names."""
+        self._taken.update(names)
 
     def _count(self, root: ast.Expr) -> None:
         stack = [root]
