@@ -1,4 +1,4 @@
-"""What PyTorch's functions, methods and operators mean in the language.
+"""What the functions, methods and operators of PyTorch and NumPy mean in the language.
 
 Types follow PyTorch's promotion: truth values become integers, integers become floats where the
 other operand is one, `/` and functions such as `exp` give floats.  Integers are those of
@@ -16,7 +16,7 @@ from attngen.flex.graph import Graph, refuse
 from attngen.flex.values import Row, Scalar, Traced, Value, scalars_of, to_value
 from attngen.ir.types import ScalarType
 
-__all__ = ["FUNCTIONS", "apply", "call_torch"]
+__all__ = ["FUNCTIONS", "apply", "call_library"]
 
 _BOOL, _INT, _FLOAT = ScalarType.BOOL, ScalarType.INT, ScalarType.FLOAT
 
@@ -25,12 +25,18 @@ _NAMESPACES: Final = ("aten", "prims", "approx")
 
 
 def apply(name: str, *arguments: Any, **options: Any) -> Any:
-    """The value of a function of traced values, numbers and arrays."""
-    return FUNCTIONS[name](*arguments, **options)
+    """The value of a function of traced values, numbers and arrays.
+
+    Errors:  A261 for other arguments than it takes.
+    """
+    try:
+        return FUNCTIONS[name](*arguments, **options)
+    except TypeError as error:
+        raise refuse(f"this call of `{name}`", str(error)) from None
 
 
-def call_torch(function: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """The same for one of PyTorch's functions.
+def call_library(function: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """The same for one of PyTorch's functions, or NumPy's.
 
     Errors:  A261 for one that has no words in the language.
     """
@@ -42,10 +48,7 @@ def call_torch(function: Any, arguments: tuple[Any, ...], options: dict[str, Any
         raise refuse(f"`{shown}`", "the language has no such function")
     if "out" in options:
         raise refuse("`out=`", "a traced function writes nothing")
-    try:
-        return apply(name, *arguments, **options)
-    except TypeError as error:
-        raise refuse(f"this call of `{name}`", str(error)) from None
+    return apply(name, *arguments, **options)
 
 
 def _name(function: Any) -> str:
@@ -663,8 +666,10 @@ _ALIASES: Final = {
     "divide": "div", "subtract": "sub", "multiply": "mul", "negative": "neg",
     "absolute": "abs", "clip": "clamp", "less": "lt", "less_equal": "le", "greater": "gt",
     "greater_equal": "ge", "not_equal": "ne", "radd": "add", "rmul": "mul", "matmul": "dot",
+    "power": "pow", "left_shift": "bitwise_left_shift", "right_shift": "bitwise_right_shift",
+    "equal": "eq",
 }  # fmt: skip
-"""Other names of the same functions; `Tensor.__and__` has the first kind."""
+"""Other names of the same functions, in `Tensor.__and__`, in PyTorch and in NumPy."""
 
 
 def _rsub(a: Scalar, b: Scalar, *, alpha: float = 1) -> Scalar:

@@ -12,7 +12,7 @@ from typing import Any, Final, final
 from attngen.diagnostics.diagnostic import AttnError
 from attngen.flex.captured import Captured, name_arrays, with_stand_ins
 from attngen.flex.errors import NotTraceable, WrongResult
-from attngen.flex.functions import call_torch
+from attngen.flex.functions import call_library
 from attngen.flex.graph import Graph
 from attngen.flex.places import function_place
 from attngen.flex.values import Row, Scalar, scalars_of, to_value
@@ -186,7 +186,7 @@ def _watcher() -> Callable[[Graph], Any]:
         ) -> Any:
             options = kwargs or {}
             if any(True for _ in scalars_of((*args, *options.values()))):
-                return call_torch(function, args, options)
+                return call_library(function, args, options)
             result = function(*args, **options)
             is_new = getattr(function, "__name__", "") in _CREATING
             if is_new and result.shape == ():

@@ -179,15 +179,21 @@ class Traced:
     def _decides(self, advice: str) -> AttnError:
         return AttnError(DecidesPython(running_place().span, self.kind_text, advice))
 
-    # ---- PyTorch
+    # ---- PyTorch and NumPy
 
     @classmethod
     def __torch_function__(
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        from attngen.flex.functions import call_torch
+        return _call_library(function, args, kwargs or {})
 
-        return call_torch(function, args, kwargs or {})
+    def __array_ufunc__(self, function: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        if method != "__call__":
+            raise refuse(f"`{function.__name__}.{method}`", "the language has no such function")
+        return _call_library(function, args, kwargs)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return _call_library(function, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
         """A method of PyTorch's tensors, where there is a function of its name."""
@@ -204,6 +210,12 @@ def _apply(name: str, *arguments: Any, **options: Any) -> Any:
     from attngen.flex.functions import apply
 
     return apply(name, *arguments, **options)
+
+
+def _call_library(function: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    from attngen.flex.functions import call_library
+
+    return call_library(function, arguments, options)
 
 
 @final

@@ -1,6 +1,6 @@
-"""Functions as people write them for FlexAttention, from their formulas and with operators alone.
+"""Functions as people write them for FlexAttention, from their formulas.
 
-`array` makes what a function captures: NumPy's array or a tensor of PyTorch.
+They are made with the arrays and functions of `xp`: NumPy's or PyTorch's.
 """
 
 from __future__ import annotations
@@ -11,24 +11,22 @@ from typing import Any
 
 import numpy as np
 
-Array = Callable[[Any], Any]
-
 
 @dataclass(frozen=True)
 class Example:
     """`make` gives a `score_mod` and a `mask_mod`, for `rows` rows and `keys` keys."""
 
     name: str
-    make: Callable[[Array], tuple[Any, Any]]
+    make: Callable[[Any], tuple[Any, Any]]
     rows: int = 24
     keys: int = 24
 
 
-def _causal(array: Array) -> tuple[Any, Any]:
+def _causal(xp: Any) -> tuple[Any, Any]:
     return None, lambda b, h, q_idx, kv_idx: q_idx >= kv_idx
 
 
-def _window(array: Array) -> tuple[Any, Any]:
+def _window(xp: Any) -> tuple[Any, Any]:
     size = 5
 
     def window(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -37,8 +35,8 @@ def _window(array: Array) -> tuple[Any, Any]:
     return None, window
 
 
-def _prefix(array: Array) -> tuple[Any, Any]:
-    lengths = array(np.array([3, 9], np.int32))
+def _prefix(xp: Any) -> tuple[Any, Any]:
+    lengths = xp.asarray(np.array([3, 9], np.int32))
 
     def prefix(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return (kv_idx < lengths[b]) | (kv_idx <= q_idx)
@@ -46,8 +44,8 @@ def _prefix(array: Array) -> tuple[Any, Any]:
     return None, prefix
 
 
-def _document(array: Array) -> tuple[Any, Any]:
-    document = array(np.repeat(np.arange(4), 6))
+def _document(xp: Any) -> tuple[Any, Any]:
+    document = xp.asarray(np.repeat(np.arange(4), 6))
 
     def same_document(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return (document[q_idx] == document[kv_idx]) & (q_idx >= kv_idx)
@@ -55,10 +53,10 @@ def _document(array: Array) -> tuple[Any, Any]:
     return None, same_document
 
 
-def _packed(array: Array) -> tuple[Any, Any]:
+def _packed(xp: Any) -> tuple[Any, Any]:
     """Positions that begin anew in every document: a read inside of a read."""
-    document = array(np.repeat(np.arange(3), [5, 12, 7]))
-    begin = array(np.array([0, 5, 17], np.int32))
+    document = xp.asarray(np.repeat(np.arange(3), [5, 12, 7]))
+    begin = xp.asarray(np.array([0, 5, 17], np.int32))
 
     def near(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         row, key = q_idx - begin[document[q_idx]], kv_idx - begin[document[kv_idx]]
@@ -67,8 +65,26 @@ def _packed(array: Array) -> tuple[Any, Any]:
     return None, near
 
 
-def _alibi(array: Array) -> tuple[Any, Any]:
-    slopes = array(np.exp2(-np.arange(1, 5)).astype(np.float32))
+def _soft_cap(xp: Any) -> tuple[Any, Any]:
+    cap = 2.5
+
+    def soft_cap(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return cap * xp.tanh(score / cap)
+
+    return soft_cap, None
+
+
+def _masking_score(xp: Any) -> tuple[Any, Any]:
+    """A mask written as a score, as it was before `mask_mod`."""
+
+    def masked(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return xp.where(q_idx >= kv_idx, score, -float("inf"))
+
+    return masked, None
+
+
+def _alibi(xp: Any) -> tuple[Any, Any]:
+    slopes = xp.asarray(np.exp2(-np.arange(1, 5)).astype(np.float32))
 
     def alibi(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return score + slopes[h] * (kv_idx - q_idx)
@@ -76,8 +92,8 @@ def _alibi(array: Array) -> tuple[Any, Any]:
     return alibi, None
 
 
-def _relative(array: Array) -> tuple[Any, Any]:
-    table = array(np.sin(np.arange(4 * 47, dtype=np.float32)).reshape(4, 47))
+def _relative(xp: Any) -> tuple[Any, Any]:
+    table = xp.asarray(np.sin(np.arange(4 * 47, dtype=np.float32)).reshape(4, 47))
 
     def relative(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return score + table[h, q_idx - kv_idx + 23]
@@ -85,12 +101,12 @@ def _relative(array: Array) -> tuple[Any, Any]:
     return relative, None
 
 
-def _pair_bias(array: Array) -> tuple[Any, Any]:
-    bias = array(np.cos(np.arange(2 * 24 * 24, dtype=np.float32)).reshape(2, 1, 24, 24))
+def _pair_bias(xp: Any) -> tuple[Any, Any]:
+    bias = xp.asarray(np.cos(np.arange(2 * 24 * 24, dtype=np.float32)).reshape(2, 1, 24, 24))
     return (lambda score, b, h, q_idx, kv_idx: score + bias[b, 0, q_idx, kv_idx]), None
 
 
-def _dilated(array: Array) -> tuple[Any, Any]:
+def _dilated(xp: Any) -> tuple[Any, Any]:
     def dilated(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         distance = abs(q_idx - kv_idx)
         return (distance <= 8) & (distance % 2 == 0)
@@ -98,7 +114,7 @@ def _dilated(array: Array) -> tuple[Any, Any]:
     return None, dilated
 
 
-def _window_2d(array: Array) -> tuple[Any, Any]:
+def _window_2d(xp: Any) -> tuple[Any, Any]:
     width, radius = 6, 1
 
     def window(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -108,7 +124,7 @@ def _window_2d(array: Array) -> tuple[Any, Any]:
     return None, window
 
 
-def _window_3d(array: Array) -> tuple[Any, Any]:
+def _window_3d(xp: Any) -> tuple[Any, Any]:
     height, width = 3, 4
 
     def place(index: Any) -> tuple[Any, Any, Any]:
@@ -121,10 +137,10 @@ def _window_3d(array: Array) -> tuple[Any, Any]:
     return None, window
 
 
-def _neighbourhood(array: Array) -> tuple[Any, Any]:
+def _neighbourhood(xp: Any) -> tuple[Any, Any]:
     """As NATTEN does it: at an edge the window stays whole, so its middle is moved."""
     width, half = 6, 1
-    middle = array(np.clip(np.arange(6), half, width - 1 - half).astype(np.int32))
+    middle = xp.asarray(np.clip(np.arange(6), half, width - 1 - half).astype(np.int32))
 
     def neighbourhood(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         dy = middle[q_idx // width % 4] - kv_idx // width
@@ -134,9 +150,9 @@ def _neighbourhood(array: Array) -> tuple[Any, Any]:
     return None, neighbourhood
 
 
-def _paged(array: Array) -> tuple[Any, Any]:
+def _paged(xp: Any) -> tuple[Any, Any]:
     """A table of physical pages: which token of the sequence a key is."""
-    logical = array(np.array([[1, 0, 2], [2, 1, 0]], np.int64))
+    logical = xp.asarray(np.array([[1, 0, 2], [2, 1, 0]], np.int64))
 
     def paged(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         token = logical[b, kv_idx // 8] * 8 + kv_idx % 8
@@ -145,10 +161,10 @@ def _paged(array: Array) -> tuple[Any, Any]:
     return None, paged
 
 
-def _heads(array: Array) -> tuple[Any, Any]:
+def _heads(xp: Any) -> tuple[Any, Any]:
     """A window of its own for every head, and a score that falls off beside it."""
-    sizes = array(np.array([1, 2, 4, 8], np.int16))
-    slope = array(np.array(0.25, np.float32))
+    sizes = xp.asarray(np.array([1, 2, 4, 8], np.int16))
+    slope = xp.asarray(np.array(0.25, np.float32))
 
     def fall(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return score - slope * abs(q_idx - kv_idx) / (h + 1)
@@ -162,6 +178,8 @@ EXAMPLES = (
     Example("prefix", _prefix, keys=17),
     Example("document", _document),
     Example("packed documents", _packed),
+    Example("tanh soft cap", _soft_cap),
+    Example("mask as a score", _masking_score),
     Example("alibi", _alibi),
     Example("relative", _relative),
     Example("pair bias", _pair_bias),

@@ -19,7 +19,7 @@ by_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.name)
 
 @by_example
 def test_same_as_dense(example: Example) -> None:
-    score_mod, mask_mod = example.make(np.asarray)
+    score_mod, mask_mod = example.make(np)
     q, k, v = operands(2, 4, 2, example.rows, example.keys)
     o, lse = flex_attention(
         q, k, v, score_mod, mask_mod=mask_mod, enable_gqa=True, return_lse=True, engine="numpy"
@@ -31,7 +31,7 @@ def test_same_as_dense(example: Example) -> None:
 
 @by_example
 def test_text_is_canonical_and_complete(example: Example) -> None:
-    text = from_python(*example.make(np.asarray))
+    text = from_python(*example.make(np))
     unit = load_text(text)
     assert format_file(unit.main) == text
     assert check(unit).attention.mask is not None or "score" in text
@@ -41,7 +41,7 @@ def test_text_is_canonical_and_complete(example: Example) -> None:
 @pytest.mark.parametrize("name", ["packed documents", "heads"])
 def test_cuda_text_on_the_cpu(name: str) -> None:
     (example,) = [e for e in EXAMPLES if e.name == name]
-    score_mod, mask_mod = example.make(np.asarray)
+    score_mod, mask_mod = example.make(np)
     q, k, v = operands(2, 4, 4, example.rows, example.keys)
     o = flex_attention(q, k, v, score_mod, mask_mod=mask_mod, engine="cpu")
     np.testing.assert_allclose(o, attend(q, k, v, score_mod, mask_mod)[0], atol=2e-6)

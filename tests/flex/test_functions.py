@@ -72,6 +72,11 @@ SCORES = [
     (lambda s, b, h, q, kv: s + np.float32(0.1), "s + 0.1"),
     (lambda s, b, h, q, kv: s + np.int64(3), "s + 3"),
     (lambda s, b, h, q, kv: q - kv, "q - kv"),
+    (lambda s, b, h, q, kv: np.tanh(s) + np.float32(2) * s, "tanh(s) + 2.0 * s"),
+    (lambda s, b, h, q, kv: np.where(q > kv, s, 0.0), "where(q > kv, s, 0.0)"),
+    (lambda s, b, h, q, kv: np.clip(s, -1, 1), "clamp(s, -1, 1)"),
+    (lambda s, b, h, q, kv: np.power(s, 2) + np.abs(q), "s**2 + abs(q)"),
+    (lambda s, b, h, q, kv: s + table[3], "s + table[3]"),
 ]
 
 

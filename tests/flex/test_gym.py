@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("attn_gym", reason="the attention gym (attn-gym) is not installed")
 
-from tests.flex.gym import CASES, Case, functions_of_the_gym, split_page, table, verdict  # noqa: E402
+from tests.flex.gym import CASES, Case, functions_of_the_gym, split_page, table, verdict
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -27,7 +27,7 @@ def tensors(*sizes: int, dtype: Any = torch.float32) -> tuple[Any, Any, Any]:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.name)
 def test_examples(example: Example) -> None:
-    score_mod, mask_mod = example.make(torch.from_numpy)
+    score_mod, mask_mod = example.make(torch)
     q, k, v = tensors(2, 4, 2, example.rows, example.keys)
     assert largest_difference(q, k, v, score_mod, mask_mod, enable_gqa=True) < 5e-6
 
