@@ -62,7 +62,8 @@ def _name(function: Any) -> str:
     name = getattr(function, "__name__", str(function))
     if name == "__get__":
         return f".{getattr(function.__self__, '__name__', '')}"
-    name = name.strip("_")
+    if name.startswith("__"):
+        name = name.strip("_")
     return _ALIASES.get(name, name)
 
 
@@ -483,6 +484,14 @@ def _cast(x: Value, dtype: Any) -> Value:
     return _each(cast, x)
 
 
+def _masked_fill(x: Scalar, mask: Scalar, value: Scalar) -> Scalar:
+    return _where(mask, value, x)
+
+
+def _new_tensor(like: Traced, value: Any, **options: Any) -> Value:
+    return to_value(like.graph, value)
+
+
 def _same(x: Value, *arguments: Any, **options: Any) -> Value:
     return x
 
@@ -660,7 +669,7 @@ _COMPARISONS: Final = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==",
 
 _ALIASES: Final = {
     "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "invert": "bitwise_not",
-    "iand": "bitwise_and", "ior": "bitwise_or", "lshift": "bitwise_left_shift",
+    "lshift": "bitwise_left_shift",
     "rshift": "bitwise_right_shift", "truediv": "true_divide", "floordiv": "floor_divide",
     "mod": "remainder", "rand": "bitwise_and", "ror": "bitwise_or", "rxor": "bitwise_xor",
     "divide": "div", "subtract": "sub", "multiply": "mul", "negative": "neg",
@@ -721,7 +730,8 @@ _OF_ONE: Final[dict[str, Callable[..., Scalar]]] = {
 FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     **{name: _elementwise(function, 2) for name, function in _OF_TWO.items()},
     **{name: _elementwise(function, 1) for name, function in _OF_ONE.items()},
-    "where": _elementwise(_where, 3), "to": _to, "type_as": _to,
+    "where": _elementwise(_where, 3), "to": _to, "type_as": _to, "type": _to,
+    "masked_fill": _elementwise(_masked_fill, 3), "new_tensor": _new_tensor,
     "contiguous": _same, "clone": _same, "detach": _same, "view": _reshape,
     "reshape": _reshape, "expand": _reshape, "unsqueeze": _unsqueeze, "squeeze": _squeeze,
     "item": _item, "half": partial(_cast, dtype="float16"),

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TypeAlias, final
 
 from attngen.diagnostics.span import Span
-from attngen.flex.write import operands, with_operands
+from attngen.flex.write import rebuild
 from attngen.frontend import ast
 from attngen.frontend.format import format_file
 from attngen.record import record
@@ -110,17 +110,22 @@ def _with_numbers(file: ast.File, change: Callable[[ast.Literal], ast.Expr]) -> 
     return replace(file, items=(*definitions, replace(block, statements=statements)))
 
 
-def _changed(node: ast.Expr, change: Callable[[ast.Literal], ast.Expr]) -> ast.Expr:
-    if isinstance(node, ast.Literal):
-        is_number = not isinstance(node.value, bool) and abs(node.value) < float("inf")
-        return change(node) if is_number else node
-    parts = list(operands(node))
-    new = [e if _is_fixed(node, at, e) else _changed(e, change) for at, e in enumerate(parts)]
-    return with_operands(node, new)
+def _changed(root: ast.Expr, change: Callable[[ast.Literal], ast.Expr]) -> ast.Expr:
+    def operands(node: ast.Expr, parts: list[ast.Expr]) -> list[ast.Expr]:
+        return [
+            change(e) if isinstance(e, ast.Literal) and _may_change(node, e) else e for e in parts
+        ]
+
+    if isinstance(root, ast.Literal):
+        return change(root) if _is_number(root) else root
+    return rebuild(root, operands)
 
 
-def _is_fixed(node: ast.Expr, at: int, operand: ast.Expr) -> bool:
+def _may_change(parent: ast.Expr, literal: ast.Literal) -> bool:
     """Exponents and bare indices are known at compile time."""
-    if not isinstance(operand, ast.Literal):
-        return False
-    return isinstance(node, ast.Index) or (isinstance(node, ast.Binary) and node.op == "**")
+    is_exponent = isinstance(parent, ast.Binary) and parent.op == "**" and literal is parent.right
+    return _is_number(literal) and not is_exponent and not isinstance(parent, ast.Index)
+
+
+def _is_number(literal: ast.Literal) -> bool:
+    return not isinstance(literal.value, bool) and abs(literal.value) < float("inf")

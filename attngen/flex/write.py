@@ -8,7 +8,7 @@ intervals[i, 0], intervals[i, 1]      →  tensor intervals : int32[intervals_di
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from typing import Final, assert_never, final
@@ -19,10 +19,13 @@ from attngen.flex.trace import Trace
 from attngen.frontend import ast
 from attngen.frontend.parse import parse
 
-__all__ = ["operands", "with_operands", "write_file"]
+__all__ = ["rebuild", "write_file"]
 
 _INDEX_SIZES: Final = {"b": "B", "h": "Hq", "q": "Sq", "kv": "Skv"}
 """The size of a dimension that is read at this index and at no other."""
+
+MAX_LEVELS: Final = 100
+"""Levels of operations in one statement; the parser takes 150."""
 
 _ERF: Final = """
 # The error function, within 1.5e-7: Abramowitz and Stegun, formula 7.1.26.
@@ -118,7 +121,10 @@ def _size(
 
 @final
 class _Lets:
-    """Expressions with a let for every node that is used twice and costs something."""
+    """Expressions with a let for every node that is used twice and costs something.
+
+    Where they nest too deeply for the parser, a let holds the inner part.
+    """
 
     def __init__(self, trace: Trace) -> None:
         self.statements: list[ast.Let] = []
@@ -127,6 +133,7 @@ class _Lets:
         self._taken = {each.name for each in trace.captured}
         self._uses: dict[int, int] = {}
         self._written: dict[int, ast.Expr] = {}
+        self._depths: dict[int, int] = {}
         for root in (trace.score, trace.mask):
             if root is not None:
                 self._count(root)
@@ -165,11 +172,24 @@ class _Lets:
         written = with_operands(node, [self._written[id(e)] for e in operands(node)])
         if isinstance(node, ast.Call):
             self.calls.add(node.name)
-        if self._uses[id(node)] == 1 or _is_small(written):
+        depth = self._depth(node)
+        if depth <= MAX_LEVELS and (self._uses[id(node)] == 1 or _is_small(written)):
+            self._depths[id(node)] = depth
             return written
         name = self._new_name(self._variables.get(id(node)))
         self.statements.append(ast.Let(name, written, node.span, node.span))
         return ast.Name(name, node.span)
+
+    def _depth(self, node: ast.Expr) -> int:
+        """Levels of operations from here down to names; a chain of `and` is one."""
+        op = node.op if isinstance(node, ast.BoolOp) else None
+        return max(
+            (
+                self._depths.get(id(e), 0) + (not (isinstance(e, ast.BoolOp) and e.op == op))
+                for e in operands(node)
+            ),
+            default=0,
+        )
 
     def _new_name(self, variable: str | None) -> str:
         """The variable's own name, where it is free; else one with a number."""
@@ -230,3 +250,25 @@ def with_operands(node: ast.Expr, new: list[ast.Expr]) -> ast.Expr:
             return replace(node, operands=tuple(flat))
         case _:
             assert_never(node)
+
+
+def rebuild(
+    root: ast.Expr, change: Callable[[ast.Expr, list[ast.Expr]], list[ast.Expr]]
+) -> ast.Expr:
+    """The expression in which `change` says, for every node, what its operands are.
+
+    It is given those that were changed already, inner nodes first, from left to right.  A node
+    that stands in two places is changed twice.  Uses a stack of its own.
+    """
+    stack: list[tuple[ast.Expr, list[ast.Expr]]] = [(root, [])]
+    while True:
+        node, done = stack[-1]
+        parts = operands(node)
+        if len(done) < len(parts):
+            stack.append((parts[len(done)], []))
+            continue
+        stack.pop()
+        new = with_operands(node, change(node, done)) if parts else node
+        if not stack:
+            return new
+        stack[-1][1].append(new)

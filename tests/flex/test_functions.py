@@ -165,6 +165,19 @@ def test_rows_are_written_out() -> None:
     assert "spans : int32[B, 2]" in from_python(mask_mod=mask_mod)
 
 
+def test_a_long_row() -> None:
+    """It is cut into lets, since the parser takes 150 levels."""
+    weights = np.arange(512, dtype=np.float32).reshape(1, 512) / 512
+
+    def score_mod(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return weights[b].sum() + (weights[b] > 2).any()
+
+    q = k = v = np.ones((1, 1, 1, 4), np.float32)
+    _, lse = flex_attention(q, k, v, score_mod, return_lse=True, engine="numpy")
+    np.testing.assert_allclose(lse, weights.sum(), rtol=1e-5)
+    assert from_python(score_mod).count("    let ") == 5
+
+
 def test_indices_from_the_end_and_dimensions_left_out() -> None:
     cube = np.zeros((2, 3, 4), np.float32)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -63,6 +64,7 @@ SCORES: dict[str, Callable[..., Any]] = {
     "where": lambda s, b, h, q, kv: torch.where(q >= kv, s, s - 1),
     "where -inf": lambda s, b, h, q, kv: torch.where(q >= kv, s, -float("inf")),
     "where tensor": lambda s, b, h, q, kv: torch.where(q >= kv, s, torch.tensor(-float("inf"))),
+    "masked fill": lambda s, b, h, q, kv: s.masked_fill(q < kv, -float("inf")) + s.new_tensor(2.0),
     "soft cap": lambda s, b, h, q, kv: 20 * torch.tanh(s / 20),
     "exp2": lambda s, b, h, q, kv: s + (kv - q) * torch.exp2(-((h + 1) * 8.0 / 4)),
     "exp": lambda s, b, h, q, kv: s * torch.exp(-(q - kv).abs() / 4),
@@ -220,6 +222,8 @@ REFUSED: dict[str, Callable[..., Any]] = {
     "gather": lambda s, b, h, q, kv: torch.gather(INTEGERS, 0, q),
     "narrow cast": lambda s, b, h, q, kv: s.to(torch.bfloat16),
     "cast like a double": lambda s, b, h, q, kv: s.to(torch.zeros(1, dtype=torch.float64)),
+    "in place": lambda s, b, h, q, kv: torch.zeros(()).add_(q),
+    "assignment": lambda s, b, h, q, kv: operator.setitem(torch.zeros(3), q, 1.0),
     "out": lambda s, b, h, q, kv: torch.add(s, 1, out=s),
     "argument": lambda s, b, h, q, kv: s.clamp(minimum=1),
     "max along": lambda s, b, h, q, kv: TABLE[q].max(dim=0)[0] + TABLE[kv].max(0)[0],
