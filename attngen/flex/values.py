@@ -20,7 +20,7 @@ from attngen.flex.places import running_place
 from attngen.frontend import ast
 from attngen.ir.types import ScalarType
 
-__all__ = ["Row", "Scalar", "Traced", "Value", "scalars_of", "to_value"]
+__all__ = ["Row", "Scalar", "Traced", "Value", "scalars_of", "to_scalar", "to_value"]
 
 MAX_ROW: Final = 512
 """Elements of a row that are written out one by one."""
@@ -393,6 +393,19 @@ def to_value(graph: Graph, value: Any) -> Value:
     if hasattr(value, "item") and getattr(value, "shape", None) == ():  # a number of NumPy
         return to_value(graph, value.item())
     raise refuse(f"a value of type {type(value).__name__}", "only numbers and arrays can be")
+
+
+def to_scalar(graph: Graph, value: Any) -> Scalar:
+    """The same where one number is needed; a row of one element is one.
+
+    Errors:  A261 also for a longer row.
+    """
+    found = to_value(graph, value)
+    if isinstance(found, Scalar):
+        return found
+    if found.shape != (1,):
+        raise refuse("a row", "one number is needed here")
+    return found.items[0]
 
 
 def scalars_of(values: Iterable[Any]) -> Iterator[Traced]:
