@@ -27,11 +27,13 @@ def bitwise_and(a: Scalar, b: Scalar) -> Scalar:
     if a.kind is b.kind is _BOOL:
         return logical("and", a, b)
     a, b = _integers(a, b)
-    if isinstance(b.constant, int) and b.constant >= 0:
+    if a.constant is not None:
+        a, b = b, a
+    if not isinstance(b.constant, int):
+        raise refuse("`&` of these integers", "one of them must be a number")
+    if b.constant >= 0:
         return _masked(a, b.constant)
-    if isinstance(a.constant, int) and a.constant >= 0:
-        return _masked(b, a.constant)
-    raise refuse("`&` of these integers", "one of them must be a number that is not negative")
+    return binary("-", a, _masked(a, ~b.constant))
 
 
 def _masked(a: Scalar, mask: int) -> Scalar:

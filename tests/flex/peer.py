@@ -56,3 +56,8 @@ def largest_difference(
         assert torch.equal(one.isinf(), other.isinf())
         gaps.append((one - other).nan_to_num(0.0).abs().max().item())
     return float(max(gaps))
+
+
+def attending_pairs(mask_mod: Any, B: int, H: int, rows: int, keys: int) -> Any:
+    """[B, H, rows, keys]: which pairs attend, evaluated as eager mode does."""
+    return peer.create_mask(mask_mod, B, H, rows, keys, device="cpu")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -136,6 +139,20 @@ def test_a_schedule() -> None:
     q, k, v = operands(1, 1, 1, 9, 9)
     o = run(q, k, v, mask_mod=causal, schedule="passes three; tile q = 4, kv = 4")
     np.testing.assert_allclose(o, attend(q, k, v, None, causal)[0], atol=2e-6)
+
+
+def test_pytorch_is_not_loaded() -> None:
+    code = (
+        "import sys, numpy, attngen.flex\n"
+        "x = numpy.ones((1, 1, 2, 4), numpy.float32)\n"
+        "attngen.flex.flex_attention(x, x, x, lambda s, b, h, i, j: s - i, engine='numpy')\n"
+        "print('torch' in sys.modules)"
+    )
+    root = Path(attention.__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["False"]
 
 
 # ---- what is compiled --------------------------------------------------------------------
