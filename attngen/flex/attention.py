@@ -28,7 +28,7 @@ _numbers = NumbersSeen()
 
 
 def from_python(score_mod: Any = None, mask_mod: Any = None) -> str:
-    """The `.attn` text of FlexAttention's functions, as `flex_attention` compiles it.
+    """The `.attn` text of FlexAttention's functions, as `flex_attention` compiles it at first.
 
     score_mod:  a function (score, b, h, q_idx, kv_idx) that gives the new score; None: `s`.
     mask_mod:   a function (b, h, q_idx, kv_idx) that gives whether the pair attends; None: all.
