@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from attngen.api import Kernel, compile, compile_text
     from attngen.diagnostics.diagnostic import AttnError, Diagnostic
     from attngen.diagnostics.span import Source, Span
+    from attngen.flex.attention import from_python
     from attngen.frontend.load import load_file, load_text
     from attngen.ir.printer import print_attention, print_program
     from attngen.oracle.dense import Reference, reference
@@ -33,6 +34,7 @@ __all__ = [
     "__version__",
     "compile",
     "compile_text",
+    "from_python",
     "load_file",
     "load_text",
     "print_attention",
@@ -50,6 +52,7 @@ _HOME = {
     "Span": "attngen.diagnostics.span",
     "compile": "attngen.api",
     "compile_text": "attngen.api",
+    "from_python": "attngen.flex.attention",
     "load_file": "attngen.frontend.load",
     "load_text": "attngen.frontend.load",
     "print_attention": "attngen.ir.printer",

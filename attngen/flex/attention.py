@@ -1,0 +1,176 @@
+"""`flex_attention` and `from_python`: FlexAttention's arguments, attngen's kernels."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any, Final
+
+from attngen.api import Engine, Kernel
+from attngen.binding_errors import GroupMismatch, ReservedArgument, ShapeMismatch
+from attngen.diagnostics.diagnostic import AttnError
+from attngen.flex.captured import Captured, is_torch
+from attngen.flex.numbers_seen import NumbersSeen
+from attngen.flex.origins import note_python_lines
+from attngen.flex.trace import trace
+from attngen.flex.write import write_file
+from attngen.frontend import ast
+from attngen.frontend.format import format_file
+from attngen.frontend.load import load_text
+
+__all__ = ["flex_attention", "from_python"]
+
+_NO_BLOCKS: Final = 1 << 30
+"""The block size that PyTorch gives a block mask which stands for none."""
+
+_numbers = NumbersSeen()
+
+
+def from_python(score_mod: Any = None, mask_mod: Any = None) -> str:
+    """The `.attn` text of FlexAttention's functions, as `flex_attention` compiles it at first.
+
+    score_mod:  a function (score, b, h, q_idx, kv_idx) that gives the new score; None: `s`.
+    mask_mod:   a function (b, h, q_idx, kv_idx) that gives whether the pair attends; None: all.
+    Errors:     AttnError A26x at the Python line that cannot be expressed.
+    """
+    return format_file(write_file(trace(score_mod, mask_mod)))
+
+
+def flex_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    score_mod: Any = None,
+    block_mask: Any = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+    kernel_options: Any = None,
+    *,
+    mask_mod: Any = None,
+    return_aux: Any = None,
+    engine: Engine = "auto",
+    schedule: str | None = None,
+    check: bool = False,
+) -> Any:
+    """Attention with FlexAttention's arguments.
+
+    Shapes:  query [B, Hq, Sq, Dqk], key [B, Hkv, Skv, Dqk], value [B, Hkv, Skv, Dv], output
+             [B, Hq, Sq, Dv], lse [B, Hq, Sq] float32, a natural logarithm.  One sequence of
+             keys serves all of B where a `block_mask` is given, as in PyTorch.
+    block_mask:      used for its `mask_mod` alone, and for the lengths it was made for.
+    kernel_options:  hints for PyTorch's own kernels; they have no effect.
+    return_aux:      PyTorch's `AuxRequest`; then the second result is its `AuxOutput`.
+    engine, schedule, check:  as for `attngen.compile` and its kernels.
+    Errors:  AttnError A26x about the functions, A606 a tensor that requires a gradient, A60x,
+             A62x and A63x about arguments.
+    """
+    mask_mod = _one_mask(mask_mod, block_mask, query, key)
+    key, value = _share_batch(query, key, value, block_mask)
+    if not enable_gqa and query.shape[1] != key.shape[1]:
+        raise AttnError(GroupMismatch(None, query.shape[1], key.shape[1]))
+    if return_lse and return_aux is not None:
+        raise _refuse("return_lse", "`return_aux` says the same")
+    wants_lse = return_lse or bool(return_aux and return_aux.lse)
+    wants_max = bool(return_aux and return_aux.max_scores)
+
+    traced = trace(score_mod, mask_mod, device=getattr(query, "device", None))
+    outputs = ("o", "row_max") if wants_max else ("o",)
+    settled = _numbers.settle(write_file(traced, outputs=outputs, has_scale=scale is not None))
+    named: dict[str, Any] = dict(settled.params)
+    if scale is not None:
+        named["qk_scale"] = float(scale)
+    named |= _fitted_arrays(traced.captured, settled.file, query, key)
+    try:
+        kernel = _kernel(format_file(settled.file), engine, schedule)
+        results = kernel(query, key, value, return_lse=wants_lse, check=check, **named)
+    except AttnError as error:
+        note_python_lines(error, settled.file)
+        raise
+    return _as_pytorch_returns(results, return_aux, wants_lse, wants_max)
+
+
+@lru_cache(maxsize=256)
+def _kernel(text: str, engine: Engine, schedule: str | None) -> Kernel:
+    """One kernel for one text: a new closure of the same code compiles nothing."""
+    return Kernel(load_text(text, name="<traced>"), engine=engine, schedule=schedule)
+
+
+# ---- arguments ---------------------------------------------------------------------------
+
+
+def _refuse(argument: str, reason: str) -> AttnError:
+    return AttnError(ReservedArgument(None, argument, reason))
+
+
+def _one_mask(mask_mod: Any, block_mask: Any, query: Any, key: Any) -> Any:
+    if block_mask is None:
+        return mask_mod
+    if mask_mod is not None:
+        raise _refuse("mask_mod", "`block_mask` has one already; join them by `and_masks`")
+    if not callable(getattr(block_mask, "mask_mod", None)):
+        raise _refuse("block_mask", "it has no `mask_mod`, and nothing else of it is used")
+    made_for = getattr(block_mask, "seq_lengths", None)
+    lengths = query.shape[2], key.shape[2]
+    blocks = getattr(block_mask, "BLOCK_SIZE", None)
+    if made_for is not None and tuple(made_for) != lengths and blocks != (_NO_BLOCKS, _NO_BLOCKS):
+        has, expected = f"made for {tuple(made_for)}", f"one for {lengths} rows and keys"
+        raise AttnError(ShapeMismatch(None, "block_mask", has, expected))
+    return block_mask.mask_mod
+
+
+def _share_batch(query: Any, key: Any, value: Any, block_mask: Any) -> tuple[Any, Any]:
+    """One sequence of keys for every sequence of rows, without a copy."""
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if len(getattr(x, "shape", ())) != 4:
+            has = str(tuple(getattr(x, "shape", ())))
+            raise AttnError(ShapeMismatch(None, name, has, "(B, H, S, D)"))
+    if block_mask is None or key.shape[0] != 1 or query.shape[0] == 1:
+        return key, value
+    return _repeated(key, query.shape[0]), _repeated(value, query.shape[0])
+
+
+def _repeated(x: Any, count: int) -> Any:
+    shape = (count, *x.shape[1:])
+    return x.expand(shape) if is_torch(x) else x.__array_namespace__().broadcast_to(x, shape)
+
+
+# ---- captured arrays ---------------------------------------------------------------------
+
+
+def _fitted_arrays(
+    captured: Iterable[Captured], file: ast.File, query: Any, key: Any
+) -> dict[str, Any]:
+    """Every array that the file declares, as it declares it, by name."""
+    block = file.items[-1]
+    assert isinstance(block, ast.Attention)
+    tensors = [s for s in block.statements if isinstance(s, ast.Tensor)]
+    dims = {t.name: tuple(dim.size for dim in t.dims) for t in tensors}
+    sizes: dict[str | int, int] = {
+        "B": query.shape[0], "Hq": query.shape[1], "Sq": query.shape[2], "Skv": key.shape[2],
+    }  # fmt: skip
+    return {
+        each.name: _fitted(each, dims[each.name], sizes) for each in captured if each.name in dims
+    }
+
+
+def _fitted(captured: Captured, dims: tuple[str | int, ...], sizes: Mapping[str | int, int]) -> Any:
+    """A longer array, of which only the first part is read, is cut; nothing is copied."""
+    array, shape = captured.array, captured.shape
+    if not shape:
+        return array.reshape(1)
+    wanted = tuple(min(has, sizes.get(dim, has)) for dim, has in zip(dims, shape, strict=True))
+    return array if wanted == shape else array[tuple(slice(0, size) for size in wanted)]
+
+
+# ---- results -----------------------------------------------------------------------------
+
+
+def _as_pytorch_returns(results: Any, request: Any, wants_lse: bool, wants_max: bool) -> Any:
+    if request is None:
+        return results
+    o, *others = results if isinstance(results, tuple) else (results,)
+    row_max = others.pop(0) if wants_max else None
+    lse = others.pop(0) if wants_lse else None
+    return o, sys.modules[type(request).__module__].AuxOutput(lse=lse, max_scores=row_max)
