@@ -6,9 +6,11 @@
 Launches run in order on one stream.  Each takes one parameter, the argument struct by value, and
 all of them the same bytes: fill its fields at their offsets, allocate the workspaces, evaluate the
 grid's formula, and call `cuLaunchKernel`.  Where `launch_when` does not hold, leave the launch out,
-and its workspaces null.  Formulas are text over names of integer fields, and `grid`, the number of
-blocks; `ceil_div(a, b)` is the smallest integer that is not below a / b.  The same program and
-compiler give the same bytes; nothing of the machine, the time or the folder is in it.
+and its workspaces null.  Where `operands.alignment_bytes` is above 1, q, k and v begin at a
+multiple of it, rows are contiguous, and their other strides are multiples of it, in bytes.
+Formulas are text over names of integer fields, and `grid`, the number of blocks; `ceil_div(a, b)`
+is the smallest integer that is not below a / b.  The same program and compiler give the same
+bytes; nothing of the machine, the time or the folder is in it.
 """
 
 from __future__ import annotations
@@ -89,7 +91,13 @@ def build_manifest(
             for each in program.launches
         ],
         "arguments": _arguments(rendered.arguments, program),
+        "operands": _operands(families[launch.family].operand_alignment),
     }
+
+
+def _operands(alignment: int) -> dict[str, Any]:
+    """What the text asks of q, k and v; it copies so many bytes at once."""
+    return {"alignment_bytes": alignment, "contiguous_rows": alignment > 1}
 
 
 def _disagreements(rendered: Rendered, found: Mapping[str, KernelResources]) -> Iterator[str]:

@@ -80,6 +80,12 @@ class KernelFamily(Protocol):
         """The element types it is made for; with others it is out of the question."""
         ...
 
+    @property
+    def operand_alignment(self) -> int:
+        """Bytes: q, k and v begin at, and their rows are apart by, multiples of it, and rows are
+        contiguous, in the text for aligned operands; 1 for a family that takes them as they are."""
+        ...
+
     def reasons_against(
         self, attention: Attention, schedule: Schedule, target: Target
     ) -> tuple[str, ...]:

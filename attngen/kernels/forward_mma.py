@@ -121,6 +121,7 @@ class ForwardMma:
     name: str = "forward_mma"
     templates: tuple[str, ...] = _TEMPLATES
     dtypes: tuple[Element, ...] = (FP16, BF16)
+    operand_alignment: int = _COPY_BYTES
 
     def reasons_against(
         self, attention: Attention, schedule: Schedule, target: Target

@@ -86,6 +86,7 @@ class ForwardSimt:
     name: str = "forward_simt"
     templates: tuple[str, ...] = _TEMPLATES
     dtypes: tuple[Element, ...] = (FP16, BF16, FP32)
+    operand_alignment: int = 1
 
     def reasons_against(
         self, attention: Attention, schedule: Schedule, target: Target
