@@ -25,8 +25,6 @@ from attngen.oracle.dense import reference
 
 from .runner import Result, run, run_process, write
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
 
 @pytest.fixture(autouse=True)
 def _nvrtc() -> None:
@@ -180,9 +178,11 @@ def _compile(spec: Path, folder: Path, *options: str) -> tuple[str, dict[str, An
     return (folder / manifest["files"]["cu"]).read_text(), manifest
 
 
-def test_what_it_asks_of_operands(tmp_path: Path) -> None:
-    spec = EXAMPLES / "causal.attn"
-    _, manifest = _compile(spec, tmp_path / "o", "--dtype", "fp16", "--head-dim", "64")
+def test_what_it_asks_of_operands(causal: Path, documents: Path, tmp_path: Path) -> None:
+    _, manifest = _compile(causal, tmp_path / "fp32")
+    assert manifest["launches"][-1]["family"] == "forward_simt"
+    assert manifest["operands"] == {"alignment_bytes": 1, "contiguous_rows": False}
+    _, manifest = _compile(documents, tmp_path / "bf16")
     assert manifest["launches"][-1]["family"] == "forward_mma"
     assert manifest["operands"] == {"alignment_bytes": 16, "contiguous_rows": True}
 
@@ -193,7 +193,6 @@ def test_its_schema(documents: Path, tmp_path: Path) -> None:
         "arguments", "attention", "attngen_version", "compiler", "digests", "files", "format",
         "launches", "name", "notes", "operands", "schedule", "target",
     }  # fmt: skip
-    assert manifest["operands"] == {"alignment_bytes": 1, "contiguous_rows": False}
     assert manifest["format"] == "attngen-manifest/1"
     assert set(manifest["launches"][0]) == {
         "barriers", "code_bytes", "dynamic_shared_bytes", "family", "grid", "kernel",
