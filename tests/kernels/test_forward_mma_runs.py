@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import attngen
+from attngen.binding import LARGEST_SIZE
 from attngen.compiler import Rendered
 from attngen.cpu.build import build_library
 from attngen.cpu.run import Landing, Mode
@@ -70,3 +71,23 @@ def test_every_variant_is_within_the_bound(weights: str, libraries: Libraries) -
                 np.testing.assert_array_equal(np.isneginf(found), ~finite, err_msg=where)
                 error = np.abs(found[finite] - right.row_max[finite])
                 assert (error <= right.lse_bound[finite] + 2.0**-20).all(), where
+
+
+@pytest.mark.parametrize(
+    "mask", ["causal", "window(left = 30)", "kv >= 5 and doc[b, kv % 64] != 2"]
+)
+def test_the_last_keys_of_the_longest_sequence(mask: str, host_compiler: None) -> None:
+    """Positions near 2^31, and lanes whose tile would lie beyond."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, 1, 100, 16)).astype(np.float16) for _ in range(3))
+    text = f"attention a {{\n    tensor doc : int32[B, N]\n    mask {mask}\n}}\n"
+    doc = np.zeros((1, 64), np.int32)
+    kernel = attngen.compile_text(text, engine="cpu", schedule="kernel forward_mma")
+    end = (LARGEST_SIZE - 100, LARGEST_SIZE)
+    state = kernel.partial(
+        q, k, v, doc=doc, Sq=LARGEST_SIZE, Skv=LARGEST_SIZE, q_range=end, kv_range=end
+    )
+    near = mask.replace("kv >= 5 and ", "")
+    right = attngen.compile_text(text.replace(mask, near), engine="numpy")(q, k, v, doc=doc)
+    o, _ = state.finalize()
+    np.testing.assert_allclose(o, right.astype(np.float32), atol=2e-3)
