@@ -67,6 +67,9 @@ def _tile(name: str, type_: ScalarType = _INT) -> Symbol:
 MOST_IN_BOX: Final = 64
 """Elements that a kernel reads of one tensor to classify one tile, at most."""
 
+_FAR: Final = 2**61
+"""Indices beyond it are unknown, so that the width of a box fits 64 bits."""
+
 TILE_SYMBOLS: Final = ("q_first", "q_last", "qpos_first", "qpos_last", "kv_first", "kv_last")
 """A tile's first and last row and key, both included, inside the sequence."""
 
@@ -186,6 +189,7 @@ class _Walk:
         self.rows: list[Summary] = []
         self.keys: list[Summary] = []
         self.boxes: list[BoxSummary] = []
+        self.loose: dict[int, Bounds] = {}  # by id: ends that no pair may have
         self.notes: list[str] = []
         self.known = infer_ranges(
             attention.expressions(), compile_time_ranges(attention), attention
@@ -213,12 +217,25 @@ class _Walk:
                 done[id(node)] = whole
             elif ready:
                 operands = [done[id(c)] for c in children(node)]
-                done[id(node)] = self.bounds(node, operands) or self.unknown(node)
+                done[id(node)] = self.within_64_bits(node, operands) or self.unknown(node)
             else:
                 stack.append((node, True))
                 stack.extend((child, False) for child in children(node))
         found = done[id(root)]
         assert found is not None, "a mask is a truth value"
+        return found
+
+    def within_64_bits(self, node: Expr, operands: list[Bounds | Unknown]) -> Bounds | Unknown:
+        """The bounds of a node, where computing them cannot overflow.
+
+        A tile's rows and keys are values that pairs have, of which the launch made sure.  Ends of
+        what is read or unknown are not, so what is made of them must fit 64 bits for all values.
+        """
+        loose = any(o is not None and id(o) in self.loose for o in operands)
+        is_wide = expr_type(node) is _INT and not self.known[id(node)].within(*INT64.ends)
+        found = None if loose and is_wide else self.bounds(node, operands)
+        if found is not None and loose:
+            self.loose[id(found)] = found
         return found
 
     def as_a_whole(self, node: Expr) -> Bounds | None:
@@ -238,7 +255,11 @@ class _Walk:
         kind = "row" if along_rows else "key"
         name = f"{kind}{len(summaries)}"
         summaries.append(Summary(name, node))
-        return _ends_of(name, node)
+        return self.loosely(_ends_of(name, node))
+
+    def loosely(self, bounds: Bounds) -> Bounds:
+        self.loose[id(bounds)] = bounds
+        return bounds
 
     def unknown(self, node: Expr) -> Bounds | Unknown:
         """What types and declared ranges alone say."""
@@ -247,8 +268,9 @@ class _Walk:
         if expr_type(node) is _FLOAT:
             return None
         interval = self.known[id(node)]
-        low, high = max(interval.low, INT64.low), min(interval.high, INT64.high)
-        return Bounds(Const(int(low)), Const(int(high)))
+        if not interval.within(*INT64.ends):
+            return None
+        return self.loosely(Bounds(Const(int(interval.low)), Const(int(interval.high))))
 
     def drop_certain(self, node: Expr) -> Expr:
         """`true` for what holds at every key, such as `kv <= Skv - 1`, and what follows from it."""
@@ -313,14 +335,15 @@ class _Walk:
         if not self.summarise or node.type is _FLOAT or not is_small:
             return None
         known = [o for o in operands if o is not None]
-        if len(known) < len(operands):
+        is_near = all(self.known[id(i)].within(-_FAR, _FAR) for i in node.indices)
+        if len(known) < len(operands) or not is_near:
             return None
         name = f"box{len(self.boxes)}"
         lows, highs = tuple(o.low for o in known), tuple(o.high for o in known)
         self.boxes.append(BoxSummary(name, node, lows, highs))
         known_where = f"is known where a tile reads at most {MOST_IN_BOX} elements of it"
         self.note(node, f"`{node.tensor}` {known_where}")
-        return _ends_of(name, node)
+        return self.loosely(_ends_of(name, node))
 
     def compare(self, node: Compare, operands: list[Bounds | Unknown]) -> Bounds:
         left, right = operands

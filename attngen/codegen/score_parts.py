@@ -38,6 +38,8 @@ __all__ = ["Base", "ScoreParts", "cost_of_pair", "find_score_parts"]
 _OF_A_PAIR: Final = frozenset({"q", "qpos", "kv", "s"})
 _COSTS: Final[Mapping[type, int]] = {Load: 8, Call: 8}
 """Of nodes that are more than one operation."""
+_MOST_GROWTH: Final = 1 << 12
+"""So that a tile's last step is exact."""
 _DIVISIONS: Final = (BinaryOp.DIV, BinaryOp.FLOORDIV, BinaryOp.MOD)
 
 
@@ -77,7 +79,8 @@ def find_score_parts(attention: Attention) -> ScoreParts:
             if _is_fixed(node) and (not tensors(node) or is_unconditional(node, line)):
                 fixed[id(node)] = node
                 continue
-            if isinstance(node, ToFloat) and (growth := growth_of(node.operand)):
+            growth = growth_of(node.operand) if isinstance(node, ToFloat) else None
+            if isinstance(node, ToFloat) and growth and abs(growth) <= _MOST_GROWTH:
                 bases[id(node)] = Base(node, growth)
                 continue
             stack.extend(reversed(children(node)))

@@ -368,6 +368,10 @@ def _schedule_reasons(attention: Attention, schedule: Schedule) -> list[str]:
         reasons.append(f"`tile q` is a power of 2 from 16 to 256, not {schedule.tile_q}")
     if schedule.tile_kv is not None and (schedule.tile_kv % 16 or schedule.tile_kv > 256):
         reasons.append(f"`tile kv` is a multiple of 16 up to 256, not {schedule.tile_kv}")
+    if (schedule.tile_kv or 0) > _MOST_AHEAD and _masks_ahead(attention):
+        reasons.append(
+            f"`tile kv` is at most {_MOST_AHEAD} where a mask is found ahead of the scores"
+        )
     if schedule.warps not in (None, 1, 2, 4, 8):
         reasons.append("`warps` is 1, 2, 4 or 8")
     return reasons
@@ -445,6 +449,9 @@ def _pitch(width: int) -> int:
 
 _CHEAP_SCORE: Final = 3
 """Operations of a score that is linear in the distance."""
+
+_MOST_AHEAD: Final = 128
+"""Keys of a tile: a lane keeps a bit for each of its pairs in a row, in 32 bits."""
 
 _CHEAP_MASK: Final = 9
 """Nodes of a window: two comparisons of a difference."""
