@@ -347,7 +347,12 @@ class ExprPrinter:
         return Emitted(text, left.type, level)
 
     def _fused(self, node: Binary, left: Emitted, right: Emitted) -> Emitted | None:
-        """`x + a * b` and its like as one operation; None where there is no product."""
+        """`x + a * b` and its like as one operation; None where there is no product, or two.
+
+        Of two products one alone would be rounded, and `a * b - a * b` would not be 0.
+        """
+        if id(node.left) in self._factors and id(node.right) in self._factors:
+            return None
         minus = "-" if node.op is BinaryOp.SUB else ""
         if (factors := self._factors.get(id(node.right))) is not None:
             a, b = factors

@@ -106,6 +106,7 @@ def raise_faults(value: Value, needed: Array, indices: Mapping[str, Array]) -> N
         bad = np.asarray(where & needed)
         if not bad.any():
             continue
+        bad, *_ = np.broadcast_arrays(bad, *indices.values())
         position = tuple(int(i) for i in np.unravel_index(np.argmax(bad), bad.shape))
         place = ", ".join(
             f"{name} = {np.broadcast_to(array, bad.shape)[position]}"

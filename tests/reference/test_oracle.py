@@ -427,3 +427,10 @@ def test_accepting_and_refusing() -> None:
     assert found.accepts_o(np.zeros_like(found.o))[0, 0, 2, 0] == False  # noqa: E712
     assert found.accepts_lse(found.lse).all()
     assert found.accepts_lse(np.full((1, 1, 3), -1e30))[0, 0].tolist() == [False, False, False]
+
+
+def test_a_sink_read_outside_of_its_tensor_names_the_head() -> None:
+    spec = "attention a {\n    tensor t : float[N]\n    weights softmax(sink = t[h + 30])\n}\n"
+    q = np.zeros((2, 2, 4, 8), np.float32)
+    with pytest.raises(AttnError, match="index 30 is outside dimension 0"):
+        reference(load_text(spec), q, q, q, tensors={"t": np.zeros(5, np.float32)})
