@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -26,6 +27,7 @@ from attngen.api import _in_bhsd
 from attngen.backend.device import view
 from attngen.binding import Binding, bind, split_arguments
 from attngen.compiler import Rendered
+from attngen.cpu.build import build_library
 from attngen.cpu.mutate import Mutant, Outcome, Verdict, mutants, run_mutants
 from attngen.cpu.run import Mode
 from attngen.engines.cpu_engine import run_on_host
@@ -39,9 +41,13 @@ from tests.gpu.verify_goldens import reference_of
 
 @dataclass(frozen=True)
 class Trial:
-    """A problem with its answer; `o_layout` is how the output lies in memory."""
+    """A problem with its answer; `o_layout` is how the output lies in memory.
+
+    `library` is the golden itself, whose work is compared.
+    """
 
     rendered: Rendered
+    library: Path
     problem: Problem
     right: attngen.Reference
     o_layout: str
@@ -58,6 +64,9 @@ def prepared(name: str) -> list[Trial]:
     tile_q, tile_kv = rendered.launch.tiles.tile_q, rendered.launch.tiles.tile_kv
     rows, keys = 3 * tile_q + 5, 5 * tile_kv + 5
     sizes = [(tile_q + 1, tile_kv + 1), (rows, tile_kv + 1), (5, 34 * tile_kv + 3), (rows, keys)]
+    library = build_library(
+        rendered.source, cache_dir=Path(tempfile.gettempdir(), "attngen-goldens"), optimization=1
+    )
     trials = []
     for (rows, keys), layout in zip(
         sizes, ("whole", "wide rows", "every other", "whole"), strict=True
@@ -66,7 +75,7 @@ def prepared(name: str) -> list[Trial]:
         problem.q[0, 0, rows // 2] = np.nan
         right = reference_of(golden, problem)
         poison_dead_keys(rendered.program.attention, problem)
-        trials.append(Trial(rendered, problem, right, layout))
+        trials.append(Trial(rendered, library, problem, right, layout))
     return trials
 
 
@@ -105,8 +114,11 @@ def check_library(name: str, library: Path) -> None:
         keys = trial.problem.k.shape[2]
         runs = [(Mode.RING, (0, keys)), (Mode.EAGER_LAST, (0, keys // 2, keys))]
         for mode, cuts in runs[:1] if attention.sink is not None else runs:
-            parts = [run_part(golden, trial, library, cut, mode) for cut in pairwise(cuts)]
+            found = [run_part(golden, trial, library, cut, mode) for cut in pairwise(cuts)]
+            parts, work = [part for part, _ in found], [done for _, done in found]
             right = trial.right
+            expected = [run_part(golden, trial, trial.library, c, mode)[1] for c in pairwise(cuts)]
+            assert work == expected, "another number of loads, stores or wavefronts"
             if len(parts) == 1:
                 o, lse, row_max = parts[0]
                 assert right.accepts_o(o).all(), "o is wrong"
@@ -121,7 +133,10 @@ def check_library(name: str, library: Path) -> None:
 
 
 def run_part(golden: Golden, trial: Trial, library: Path, keys: tuple[int, int], mode: Mode) -> Any:
-    """(o, lse, row_max) over all keys, or the row state over a part of them."""
+    """(o, lse, row_max) over all keys, or the row state over a part of them; and the work done.
+
+    A tile that is visited without need, or a conflict of banks, changes no result.
+    """
     rendered, problem = trial.rendered, trial.problem
     kernel = golden.kernel()
     attention = kernel.attention
@@ -151,12 +166,14 @@ def run_part(golden: Golden, trial: Trial, library: Path, keys: tuple[int, int],
             if workspace.name == "key_ends":
                 ends = np.full(workspace_shape(workspace, binding), -77, np.int32)
                 outputs = replace(outputs, key_ends=view(ends, "key_ends"))
-    run_on_host(rendered, binding, outputs, library, mode=mode, check=True)
+    report = run_on_host(rendered, binding, outputs, library, mode=mode, check=True)
+    assert report is not None
+    work = report.global_loads, report.global_stores, report.shared_wavefronts
     if whole:
-        return o, lse, row_max
+        return (o, lse, row_max), work
     if not attention.row_state.running_max:
         m, l = np.full(rows, -np.inf, np.float32), np.zeros(rows, np.float32)  # noqa: E741
-    return PartialState(attention.row_state, m, l, acc)
+    return PartialState(attention.row_state, m, l, acc), work
 
 
 def empty_output(shape: tuple[int, ...], dtype: Any, layout: str) -> np.ndarray:
