@@ -1,6 +1,8 @@
 """Expressions as z3 formulas: a second judge, which shares nothing with the analyses.
 
 Integers are mathematical; what is read from a tensor is an unknown function of its indices.
+Floats, division of reals and functions of them have no formula here: a ValueError names what was
+met, and such parts are judged by enumeration alone.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ def to_formula(e: Expr, names: dict[str, Formula]) -> Formula:
             case Call(function):
                 return _call(function, operands)
             case _:
-                raise NotImplementedError(type(node).__name__)
+                raise ValueError(f"no integer formula for a node {type(node).__name__}")
 
     return fold_up(e, combine)
 
@@ -92,7 +94,7 @@ def _arithmetic(op: BinaryOp, a: Formula, b: Formula) -> Formula:
         case BinaryOp.MOD:
             return z3.If(b == 0, 0, a - b * floor)
         case _:
-            raise NotImplementedError(op.value)
+            raise ValueError(f"no integer formula for the operator {op.value}")
 
 
 def _call(function: str, operands: tuple[Formula, ...]) -> Formula:
@@ -116,4 +118,4 @@ def _call(function: str, operands: tuple[Formula, ...]) -> Formula:
         case "abs", (x,):
             return z3.If(x >= 0, x, -x)
         case _:
-            raise NotImplementedError(function)
+            raise ValueError(f"no integer formula for the function {function}")

@@ -80,3 +80,11 @@ def test_the_solver_finds_a_range_that_is_one_key_short() -> None:
     (r,) = derive_key_ranges(attention).ranges
     solver.add(names["kv"] >= to_formula(r.end, names) - 1)
     assert solver.check() == z3.sat
+
+
+@pytest.mark.parametrize("mask", ["kv / 2 < 5.0", "floor(kv / 2) < 5"])
+def test_what_has_no_integer_formula_is_said(mask: str) -> None:
+    found = build(mask).mask
+    assert found is not None
+    with pytest.raises(ValueError, match="no integer formula for"):
+        to_formula(found, {})
