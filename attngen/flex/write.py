@@ -152,14 +152,14 @@ class _Lets:
             node = stack.pop()
             self._uses[id(node)] = self._uses.get(id(node), 0) + 1
             if self._uses[id(node)] == 1:
-                stack += operands(node)
+                stack += ast.operands(node)
 
     def write(self, root: ast.Expr) -> ast.Expr:
         """The expression, with names for what is shared; uses a stack of its own."""
         stack = [root]
         while stack:
             node = stack[-1]
-            missing = [e for e in operands(node) if id(e) not in self._written]
+            missing = [e for e in ast.operands(node) if id(e) not in self._written]
             if missing:
                 stack += reversed(missing)
                 continue
@@ -169,7 +169,7 @@ class _Lets:
         return self._written[id(root)]
 
     def _shared(self, node: ast.Expr) -> ast.Expr:
-        written = with_operands(node, [self._written[id(e)] for e in operands(node)])
+        written = with_operands(node, [self._written[id(e)] for e in ast.operands(node)])
         if isinstance(node, ast.Call):
             self.calls.add(node.name)
         depth = self._depth(node)
@@ -186,7 +186,7 @@ class _Lets:
         return max(
             (
                 self._depths.get(id(e), 0) + (not (isinstance(e, ast.BoolOp) and e.op == op))
-                for e in operands(node)
+                for e in ast.operands(node)
             ),
             default=0,
         )
@@ -206,25 +206,7 @@ def _is_small(node: ast.Expr) -> bool:
     """Whether a person would rather read it twice than look up a name."""
     if isinstance(node, ast.BoolOp) or (isinstance(node, ast.Call) and node.name == "where"):
         return False
-    return all(isinstance(e, ast.Literal | ast.Name) for e in operands(node))
-
-
-def operands(node: ast.Expr) -> tuple[ast.Expr, ...]:
-    match node:
-        case ast.Literal() | ast.Name():
-            return ()
-        case ast.Index():
-            return node.indices
-        case ast.Call():
-            return tuple(argument.value for argument in node.arguments)
-        case ast.Unary():
-            return (node.operand,)
-        case ast.Binary():
-            return (node.left, node.right)
-        case ast.Comparison() | ast.BoolOp():
-            return node.operands
-        case _:
-            assert_never(node)
+    return all(isinstance(e, ast.Literal | ast.Name) for e in ast.operands(node))
 
 
 def with_operands(node: ast.Expr, new: list[ast.Expr]) -> ast.Expr:
@@ -246,7 +228,7 @@ def with_operands(node: ast.Expr, new: list[ast.Expr]) -> ast.Expr:
             flat: list[ast.Expr] = []
             for e in new:
                 nested = isinstance(e, ast.BoolOp) and e.op == node.op
-                flat += operands(e) if nested else [e]
+                flat += ast.operands(e) if nested else [e]
             return replace(node, operands=tuple(flat))
         case _:
             assert_never(node)
@@ -263,7 +245,7 @@ def rebuild(
     stack: list[tuple[ast.Expr, list[ast.Expr]]] = [(root, [])]
     while True:
         node, done = stack[-1]
-        parts = operands(node)
+        parts = ast.operands(node)
         if len(done) < len(parts):
             stack.append((parts[len(done)], []))
             continue

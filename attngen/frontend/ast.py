@@ -13,7 +13,7 @@ comments never take part in equality, so `parse(format(tree)) == tree`.
 from __future__ import annotations
 
 from dataclasses import field
-from typing import TypeAlias, final
+from typing import TypeAlias, assert_never, final
 
 from attngen.diagnostics.span import Span
 from attngen.record import record
@@ -53,6 +53,7 @@ __all__ = [
     "TopLevel",
     "Unary",
     "Weights",
+    "operands",
 ]
 
 
@@ -169,6 +170,25 @@ class BoolOp:
 
 
 Expr: TypeAlias = Literal | Name | Index | Call | Unary | Binary | Comparison | BoolOp
+
+
+def operands(node: Expr) -> tuple[Expr, ...]:
+    """The expressions that an expression is made of, from left to right."""
+    match node:
+        case Literal() | Name():
+            return ()
+        case Index():
+            return node.indices
+        case Call():
+            return tuple(argument.value for argument in node.arguments)
+        case Unary():
+            return (node.operand,)
+        case Binary():
+            return (node.left, node.right)
+        case Comparison() | BoolOp():
+            return node.operands
+        case _:
+            assert_never(node)
 
 
 # ---- statements of an attention block ----------------------------------------------------

@@ -377,25 +377,7 @@ def walk(root: ast.Expr) -> Iterator[ast.Expr]:
     while stack:
         node = stack.pop()
         yield node
-        stack.extend(reversed(_operands(node)))
-
-
-def _operands(node: ast.Expr) -> tuple[ast.Expr, ...]:
-    match node:
-        case ast.Literal() | ast.Name():
-            return ()
-        case ast.Index():
-            return node.indices
-        case ast.Call():
-            return tuple(argument.value for argument in node.arguments)
-        case ast.Unary():
-            return (node.operand,)
-        case ast.Binary():
-            return (node.left, node.right)
-        case ast.Comparison() | ast.BoolOp():
-            return node.operands
-        case _:
-            assert_never(node)
+        stack.extend(reversed(ast.operands(node)))
 
 
 def _rename(node: ast.Expr, new: Mapping[str, str]) -> ast.Expr:
