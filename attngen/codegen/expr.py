@@ -210,6 +210,10 @@ class ExprPrinter:
         """The C++ text of a formula of the row state; `names` are its row values in C++."""
         return self._emit(e, row_names=names).text
 
+    def print_operand(self, e: Expr) -> str:
+        """The C++ text of an expression, as an argument of a function."""
+        return self._emit(e).text
+
     def type_of(self, let: Let) -> str:
         """The C++ type of a let."""
         return self._let_types[id(let)].text
@@ -431,12 +435,14 @@ def is_unconditional(node: Expr, root: Expr) -> bool:
     return id(node) in _unconditional(root)
 
 
-def growing(name: str, growth: int) -> Emitted:
-    """`bases.<name>` and so many times `step`, which a score line takes."""
+def growing(name: str, growth: int, factor: str | None = None) -> Emitted:
+    """`bases.<name>` and so many times `step`, which a score line takes, times `factor`."""
+    times = "" if abs(growth) == 1 else f"{float_literal(abs(growth))} * "
+    if factor is not None:
+        sign = "-" if growth < 0 else ""
+        return Emitted(f"ag_fma({sign}{times}step, {factor}, bases.{name})", CType.FLOAT)
     sign = "-" if growth < 0 else "+"
-    factor = "" if abs(growth) == 1 else f"{float_literal(abs(growth))} * "
-    text = f"bases.{name} {sign} {factor}step"
-    return Emitted(text, CType.FLOAT, _ARITHMETIC[BinaryOp.ADD])
+    return Emitted(f"bases.{name} {sign} {times}step", CType.FLOAT, _ARITHMETIC[BinaryOp.ADD])
 
 
 def fixed(name: str, c_type: str) -> Emitted:

@@ -18,6 +18,7 @@ from attngen.codegen.formulas import (
     tensor_reads,
 )
 from attngen.codegen.render import template_digest
+from attngen.codegen.score_text import ScoreText
 from attngen.ir.attention import Attention
 from attngen.ir.digest import digest_attention
 from attngen.ir.expr import Expr
@@ -52,6 +53,7 @@ class ForwardContext:
     lets: tuple[LetFormula, ...]
     scale: Formula
     score_lines: tuple[Formula, ...]
+    addend: Formula | None
     fixed: tuple[FixedFormula, ...]
     bases: tuple[Formula, ...]
     mask: Formula | None
@@ -73,15 +75,13 @@ def forward_context(
     templates: tuple[str, ...],
     schedule: str,
     is_checked: bool,
-    fixed: tuple[FixedFormula, ...] = (),
-    bases: tuple[Formula, ...] = (),
+    scores: ScoreText | None = None,
 ) -> ForwardContext:
     """The shared part of a context.
 
     templates:  the files that the text comes from, the family's own template first.
     schedule:   the complete schedule in the words of the header.
-    fixed:      what score lines take as `fixed.c0`, `fixed.c1`, …
-    bases:      what they take as `bases.x0`, `bases.x1`, …
+    scores:     the score lines in parts; None where they are computed as they stand.
     """
     attention, launch = program.attention, program.main
     assert attention.dtype is not None
@@ -113,9 +113,12 @@ def forward_context(
         tensors=tensor_reads(attention),
         lets=let_formulas(attention, printer),
         scale=formula(printer, attention.scale),
-        score_lines=tuple(formula(printer, e) for e in attention.scores),
-        fixed=fixed,
-        bases=bases,
+        score_lines=(
+            scores.lines if scores else tuple(formula(printer, e) for e in attention.scores)
+        ),
+        addend=scores.addend if scores else None,
+        fixed=scores.fixed if scores else (),
+        bases=scores.bases if scores else (),
         mask=optional(attention.mask),
         sink=optional(attention.sink),
         length_q=optional(attention.length_q),

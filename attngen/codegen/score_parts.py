@@ -2,13 +2,15 @@
 
     score   s + exp2(slope(h)) * float(kv - qpos)     over keys kv0, kv0 + 1, kv0 + 8, …
     fixed   c0 = exp2(slope(h))                       once for a block
-    bases   x0 = float(kv0 - qpos)                    once for a lane's keys of a tile
-            s + c0 * (x0 + step)                      step = 0, 1, 8, …, constants of the loop
+    bases   x0 = c0 * float(kv0 - qpos)               once for a lane's keys of a tile
+            s + (x0 + c0 * step)                      step = 0, 1, 8, …, constants of the loop
+    addend  x0 + c0 * step                            added while q.k is scaled: one operation
 
 Fixed is what depends on the head alone and costs more than a register.  A base is a conversion
-whose operand grows by the same amount from key to key: it takes as long as four additions, and
-here one serves all keys of a lane.  The sum is the same while the integer is below 2^24, and
-rounds twice instead of once beyond.
+whose operand grows by the same amount from key to key, or its product with a factor that is the
+same for all pairs: a conversion takes as long as four additions, and here one serves all keys of a
+lane.  A sum is the same while the integer is below 2^24, and rounds twice instead of once beyond;
+a product rounds twice.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from attngen.ir.expr import (
 from attngen.ir.traverse import children, postorder, symbols, tensors
 from attngen.record import record
 
-__all__ = ["Base", "ScoreParts", "cost_of_pair", "find_score_parts"]
+__all__ = ["Base", "ScoreParts", "cost_of_pair", "find_addend", "find_score_parts"]
 
 _OF_A_PAIR: Final = frozenset({"q", "qpos", "kv", "s"})
 _COSTS: Final[Mapping[type, int]] = {Load: 8, Call: 8}
@@ -46,10 +48,15 @@ _DIVISIONS: Final = (BinaryOp.DIV, BinaryOp.FLOORDIV, BinaryOp.MOD)
 @final
 @record(eq=False)
 class Base:
-    """A conversion whose operand grows by `growth`, which is not 0, from a key to the next."""
+    """What grows from a key to the next by `growth`, which is not 0, times `factor`.
 
-    node: ToFloat
+    node:    the conversion of an integer, or its product with the factor.
+    factor:  the same for all pairs; None is 1.
+    """
+
+    node: Expr
     growth: int
+    factor: Expr | None = None
 
 
 @final
@@ -79,12 +86,27 @@ def find_score_parts(attention: Attention) -> ScoreParts:
             if _is_fixed(node) and (not tensors(node) or is_unconditional(node, line)):
                 fixed[id(node)] = node
                 continue
-            growth = growth_of(node.operand) if isinstance(node, ToFloat) else None
-            if isinstance(node, ToFloat) and growth and abs(growth) <= _MOST_GROWTH:
-                bases[id(node)] = Base(node, growth)
+            base = _as_base(node, line)
+            if base is not None and id(base.factor) not in elsewhere:
+                bases[id(node)] = base
+                stack.append(base.factor or node)
                 continue
             stack.extend(reversed(children(node)))
     return ScoreParts(tuple(fixed.values()), tuple(bases.values()))
+
+
+def find_addend(attention: Attention) -> Expr | None:
+    """What the first score line adds to s, where it does nothing else; None otherwise."""
+    match attention.scores[:1]:
+        case (Binary(BinaryOp.ADD, Symbol("s"), other),):
+            addend = other
+        case (Binary(BinaryOp.ADD, other, Symbol("s")),):
+            addend = other
+        case (Binary(BinaryOp.SUB, Symbol("s"), other),):
+            addend = Negate(other)
+        case _:
+            return None
+    return None if "s" in symbols(addend) else addend
 
 
 def cost_of_pair(attention: Attention) -> int:
@@ -103,6 +125,25 @@ def cost_of_pair(attention: Attention) -> int:
             cost += _COSTS.get(type(node), 1)
         stack.extend(children(node))
     return cost
+
+
+def _as_base(node: Expr, line: Expr) -> Base | None:
+    match node:
+        case ToFloat(operand):
+            growth = growth_of(operand)
+            return Base(node, growth) if growth and abs(growth) <= _MOST_GROWTH else None
+        case Binary(BinaryOp.MUL, ToFloat() as grown, factor):
+            pass
+        case Binary(BinaryOp.MUL, factor, ToFloat() as grown):
+            pass
+        case _:
+            return None
+    base = _as_base(grown, line)
+    if base is None or symbols(factor) & _OF_A_PAIR:
+        return None
+    if tensors(factor) and not is_unconditional(factor, line):
+        return None
+    return Base(node, base.growth, factor)
 
 
 def _called(line: Expr) -> Iterator[Let]:

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Final, final
 
 from attngen import resources
 from attngen.analysis.ranges import compile_time_ranges, infer_ranges
-from attngen.codegen.expr import ExprPrinter, fixed, float_literal, growing
-from attngen.codegen.formulas import fixed_formula, formula
+from attngen.analysis.tile_classes import classify_tiles
+from attngen.codegen.expr import float_literal
 from attngen.codegen.forward_context import ForwardContext, forward_context, head_dims
 from attngen.codegen.render import render
-from attngen.codegen.score_parts import ScoreParts, cost_of_pair, find_score_parts
+from attngen.codegen.score_parts import cost_of_pair
+from attngen.codegen.score_text import print_scores
 from attngen.codegen.tiles import TileFormulas, find_key_sets, pair_by_pair, tile_formulas
 from attngen.ir.attention import Attention
 from attngen.ir.expr import Load
@@ -49,10 +50,8 @@ __all__ = ["FAMILY", "Context", "ForwardMma"]
 LARGEST_HEAD_DIM: Final = 256
 _COPY_BYTES: Final = 16
 _ELEMENT: Final = 2
-_HEADS: Final = 16
 _WARPS_WANTED: Final = 8
 _OUTER_DIMS: Final = ("batch", "heads", "tokens")
-_SECTION_KILOBYTES: Final = 24 << 10
 _TILES_AT_ONCE: Final = 32
 """Key tiles that a warp classifies together, one a lane; so many are a group."""
 _GROUP_WARPS: Final = 8
@@ -94,7 +93,6 @@ class Context(ForwardContext):
     is_aligned: bool
     folds_scale: bool
     masks_ahead: bool
-    section_kilobytes: int
     weight_exponent: str
     unscale_weights: str
     prepass: str
@@ -192,7 +190,7 @@ class ForwardMma:
             ),
             ("key", key, f"{stages}[kTileKv][kWidthQk]"),
             ("value", value, f"{stages}[kTileKv][kWidthV]"),
-            ("heads", _HEADS, "addresses of the head's keys and values"),
+            *_board(attention, tile),
         )
         placed, offset = [], 0
         for name, size, shape in shapes:
@@ -258,14 +256,8 @@ class ForwardMma:
         attention, schedule = program.attention, program.schedule
         assert attention.dtype is not None
         tile, state = _tile(schedule), attention.row_state
-        plain = ExprPrinter(attention)
-        # What is computed ahead is read where no pair attends, too, which a check must not report.
-        parts = ScoreParts((), ()) if is_checked else find_score_parts(attention)
-        of_block = tuple(fixed_formula(plain, e) for e in parts.fixed)
-        given = {id(b.node): growing(f"x{i}", b.growth) for i, b in enumerate(parts.bases)}
-        for i, (e, one) in enumerate(zip(parts.fixed, of_block, strict=True)):
-            given[id(e)] = fixed(f"c{i}", one.c_type)
-        printer = ExprPrinter(attention, is_quick=True, given=given)
+        scores = print_scores(attention, is_checked=is_checked)
+        printer = scores.printer
         names = {"m": "m", "l": "l", "acc": "1.0f", "sink": "sink", "s": "s"}
         width_qk, width_v = _widths(attention)
         shared = forward_context(
@@ -275,8 +267,7 @@ class ForwardMma:
             templates=_TEMPLATES,
             schedule=_describe(schedule),
             is_checked=is_checked,
-            fixed=of_block,
-            bases=tuple(formula(plain, base.node) for base in parts.bases),
+            scores=scores,
         )
         return Context(
             **shared.values(),
@@ -293,7 +284,6 @@ class ForwardMma:
             is_aligned=is_aligned,
             folds_scale=_folds_scale(attention),
             masks_ahead=_masks_ahead(attention),
-            section_kilobytes=_SECTION_KILOBYTES,
             weight_exponent=float_literal(math.log2(attention.dtype.weight_scale)),
             unscale_weights=float_literal(1.0 / attention.dtype.weight_scale),
             prepass="".join(launch.kernel for launch in program.launches[:-1]),
@@ -383,10 +373,9 @@ def _schedule_reasons(attention: Attention, schedule: Schedule) -> list[str]:
 def _defaults(attention: Attention) -> tuple[_Tile, ...]:
     """Tiles for the head dims, the ones to prefer first; with them no golden spills.
 
-    The order is a judgement, not yet a measurement of this text.
-
     32 rows a warp read keys and values from shared memory half as often as 16, but leave
-    registers for nothing else.
+    registers for nothing else.  The order for head dims 64 and 128 is what an H200 measured
+    (docs/performance.md).
     """
     largest, is_bare = max(_widths(attention)), _is_bare(attention)
     smaller: tuple[_Tile, ...]
@@ -394,12 +383,12 @@ def _defaults(attention: Attention) -> tuple[_Tile, ...]:
         smaller = (_Tile(128, 32, 8, 2), _Tile(64, 32, 4, 1), _Tile(64, 16, 4, 1))
         return (_Tile(128, 64, 8, 2), *smaller) if is_bare else smaller
     if largest <= 64:
-        return (_Tile(128, 64, 4, 2), _Tile(64, 64, 4, 2)) if is_bare else (_Tile(64, 64, 4, 2),)
+        wide = _Tile(128, 80, 4, 2) if attention.mask is None else _Tile(128, 64, 4, 2)
+        return (wide, _Tile(64, 64, 4, 2)) if is_bare else (_Tile(64, 64, 4, 2),)
     smaller = (_Tile(64, 48, 4, 2), _Tile(64, 48, 4, 1))
-    if is_bare and attention.scores:
-        return (_Tile(128, 32, 4, 2), *smaller)
     if is_bare:
-        return (_Tile(128, 48, 4, 2), _Tile(128, 48, 4, 1), *smaller)
+        wider = (_Tile(128, 64, 4, 2), _Tile(128, 48, 4, 2), _Tile(128, 48, 4, 1))
+        return (*wider, *smaller)
     return smaller if _masks_ahead(attention) else (_Tile(64, 64, 4, 2), *smaller)
 
 
@@ -458,8 +447,11 @@ _MOST_AHEAD: Final = 128
 _CHEAP_MASK: Final = 9
 """Nodes of a window: two comparisons of a difference."""
 
-_MARGIN: Final = 31
-"""Registers to be left when the query stays in registers."""
+_MARGIN: Final = 64
+"""Registers to be left when the query stays in registers.
+
+With fewer left (32 rows a warp at head dim 64) an H200 is 3 to 9 % slower, though nothing spills.
+"""
 
 _OTHER_REGISTERS: Final = 60
 """Operands of the products on their way, row state, addresses and counters."""
@@ -495,6 +487,20 @@ def _masks_ahead(attention: Attention) -> bool:
         return False
     nodes = tuple(postorder(attention.mask))
     return len(nodes) > _CHEAP_MASK or any(isinstance(node, Load) for node in nodes)
+
+
+def _board(attention: Attention, tile: _Tile) -> tuple[tuple[str, int, str], ...]:
+    """What threads of a block tell each other: name, bytes, shape; `Board` in the template."""
+    threads = 32 * tile.warps
+    rows = len(classify_tiles(attention).row_summaries)
+    arrays = (
+        ("heads", 16, "addresses of the head's keys and values"),
+        ("place", 32, "of the block, and the keys that are not listed yet"),
+        ("list", 8 * (threads + 1), "[2][kThreads + 1], key tiles"),
+        ("counts", 4 * tile.warps, "[kWarps], key tiles"),
+        ("ends", 8 * rows * tile.warps, f"[{2 * rows}][kWarps], of rows"),
+    )
+    return tuple(array for array in arrays if array[1])
 
 
 def _describe(schedule: Schedule) -> str:

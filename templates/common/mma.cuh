@@ -66,6 +66,8 @@ AG_DEVICE ag_u32 ag_ballot(bool condition) { return __ballot_sync(0xffffffffu, c
 // Minimum and maximum of an int over the warp.  (PTX ISA: redux.sync)
 AG_DEVICE int ag_warp_min(int x) { return __reduce_min_sync(0xffffffffu, x); }
 AG_DEVICE int ag_warp_max(int x) { return __reduce_max_sync(0xffffffffu, x); }
+// How many bits are set.  (PTX ISA: popc)
+AG_DEVICE int ag_count_bits(ag_u32 x) { return __popc(x); }
 // Position of the lowest set bit; 0 to 31.  (PTX ISA: brev, bfind)
 AG_DEVICE int ag_lowest_bit(ag_u32 x) { return __ffs((int)x) - 1; }
 

@@ -5,9 +5,17 @@ from __future__ import annotations
 import pytest
 
 import attngen
-from attngen.codegen.score_parts import cost_of_pair, find_score_parts, growth_of
+from attngen.codegen.score_parts import (
+    Base,
+    cost_of_pair,
+    find_addend,
+    find_score_parts,
+    growth_of,
+)
 from attngen.ir.attention import Attention
+from attngen.ir.expr import ToFloat
 from attngen.ir.printer import print_expr
+from attngen.ir.traverse import postorder
 
 DECLARED = """
     param     c : float
@@ -25,9 +33,13 @@ def variant(*scores: str, mask: str = "true") -> Attention:
 @pytest.mark.parametrize(
     ("score", "fixed", "bases"),
     [
-        ("s + slope[h] * (kv - qpos)", ["slope[h]"], [("kv - qpos", 1)]),
-        ("s + exp(c) * (2 * qpos - 3 * kv)", ["exp(c)"], [("2 * qpos - 3 * kv", -3)]),
-        ("s + c * kv", [], [("kv", 1)]),
+        ("s + slope[h] * (kv - qpos)", ["slope[h]"], [("kv - qpos", 1, "slope[h]")]),
+        ("s + exp(c) * (2 * qpos - 3 * kv)", ["exp(c)"], [("2 * qpos - 3 * kv", -3, "exp(c)")]),
+        ("s + c * kv", [], [("kv", 1, "c")]),
+        ("s - (kv - q) * c", [], [("kv - q", 1, "c")]),
+        ("s + (kv - q)", [], [("kv - q", 1, None)]),
+        ("s + s * (kv - q)", [], [("kv - q", 1, None)]),
+        ("where(kv == q, s, s + slope[h] * kv)", [], [("kv", 1, None)]),
         ("s * (1.0 + c / 3.0)", ["1.0 + c / 3.0"], []),
         ("s + c * (kv // 2)", [], []),
         ("s + c * abs(kv - qpos)", [], []),
@@ -38,10 +50,36 @@ def variant(*scores: str, mask: str = "true") -> Attention:
         ("where(kv == q, s, s + log(c))", ["log(c)"], []),
     ],
 )
-def test_parts(score: str, fixed: list[str], bases: list[tuple[str, int]]) -> None:
+def test_parts(score: str, fixed: list[str], bases: list[tuple[str, int, str | None]]) -> None:
     parts = find_score_parts(variant(score))
     assert [print_expr(e) for e in parts.fixed] == fixed
-    assert [(print_expr(b.node.operand), b.growth) for b in parts.bases] == bases
+    assert [describe(base) for base in parts.bases] == bases
+
+
+def describe(base: Base) -> tuple[str, int, str | None]:
+    """The integer that grows, by how much, and the factor."""
+    (grown,) = (n for n in postorder(base.node) if isinstance(n, ToFloat))
+    factor = None if base.factor is None else print_expr(base.factor)
+    return print_expr(grown.operand), base.growth, factor
+
+
+@pytest.mark.parametrize(
+    ("scores", "addend"),
+    [
+        (["s + c"], "c"),
+        (["c * kv + s"], "c * float(kv)"),
+        (["s - bias[h, q, kv]", "s * 2.0"], "-bias[h, q, kv]"),
+        (["s + s"], None),
+        (["s + c * s"], None),
+        (["c - s"], None),
+        (["s * 2.0", "s + c"], None),
+        (["where(q == kv, s + c, s)"], None),
+        ([], None),
+    ],
+)
+def test_addend(scores: list[str], addend: str | None) -> None:
+    found = find_addend(variant(*scores))
+    assert (None if found is None else print_expr(found)) == addend
 
 
 def test_what_the_mask_computes_as_well_stays_where_it_is() -> None:
@@ -62,7 +100,7 @@ def test_growth(score: str, growth: int | None) -> None:
 
 
 def test_cost() -> None:
-    assert cost_of_pair(variant("s + slope[h] * (kv - qpos)")) == 3
+    assert cost_of_pair(variant("s + slope[h] * (kv - qpos)")) == 2
     assert cost_of_pair(variant("s + (q - kv)")) == 2
     assert cost_of_pair(variant("c * tanh(s / c)")) > 3
     assert cost_of_pair(variant("s + bias[h, q, kv]")) > 3

@@ -108,21 +108,25 @@ def render(name: str) -> Rendered:
 
 CLASSES = """
 AG_KERNEL(kThreads, NAME_classes, Args) {
+    AG_SHARED_MEMORY(memory);
     int q0;
     const Position at = place_block(args, ag_block(), q0);
-    KeyTiles tiles = {};
-    tiles.q0 = q0;
-    tiles.end = ag_min(args.kv_end, at.Skv);
-    tiles.next = q0 <= last_row(args, at, q0) ? args.kv_begin : tiles.end;
-    KeyTile tile = {};
+    const Board board(memory);
+    const int kv_end = ag_min(args.kv_end, at.Skv);
+    const int next = q0 <= last_row(args, at, q0) ? args.kv_begin : kv_end;
+    if (ag_thread() == 0) write_place(board, at, q0, next, kv_end);
+    SUMMARISE
+    ag_sync();
     const int count = (args.kv_end - args.kv_begin + kTileKv - 1) / kTileKv;
-    while (next_tile(args, at, tiles, tile))
-        if (lane() == 0)
-            ag_store(args.state_m + ag_block() * count + (tile.first - args.kv_begin) / kTileKv,
-                     (float)(8 + tile.kinds));
+    KeyTile tile = {};
+    for (int i = 0; next_tile(args, board, i, tile);) {
+        const ag_u32 kinds = (tile.kinds & 1) | (tile.kinds >> 7 & 2) | (tile.kinds >> 14 & 4);
+        const int number = (tile.first - args.kv_begin) / kTileKv;
+        if (lane() == 0) ag_store(args.state_m + ag_block() * count + number, (float)(8 + kinds));
+    }
 }
 """
-"""What each block, which is one warp, visits, and as what: 8 plus the bits of `KeyTile::kinds`."""
+"""What each block, which is one warp, visits: 8 plus 1, 2 and 4 for the kinds of a tile."""
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +135,9 @@ def library(tmp_path_factory: pytest.TempPathFactory, host_compiler: None) -> Pa
     texts = []
     for name in CASES:
         rendered = render(name)
-        classes = CLASSES.replace("NAME", name)
+        has_rows = "void summarise_rows" in rendered.source
+        summarise = "summarise_rows(args, at, q0, board);" if has_rows else ""
+        classes = CLASSES.replace("NAME", name).replace("SUMMARISE", summarise)
         texts.append(replace(rendered, source=rendered.source + classes))
     folder = tmp_path_factory.mktemp("prepass")
     return build_library(join(texts), cache_dir=folder, optimization=0)
@@ -369,12 +375,10 @@ def test_two_levels_read_less_than_one(library: Path, tmp_path: Path) -> None:
     doc[...] = np.arange(doc.shape[1]) // 3000
     source, skips = (
         render("noncausal").source,
-        "next_group(args, at, of_block, tiles.first, tiles.end)",
+        "next_group(args, at, tile, first, end)",
     )
     assert source.count(skips) == 1
-    one_level = build_library(
-        source.replace(skips, "tiles.first"), cache_dir=tmp_path, optimization=0
-    )
+    one_level = build_library(source.replace(skips, "first"), cache_dir=tmp_path, optimization=0)
     in_kernel, *two = call.run(library, ahead=False)
     *also_two, levels = call.run(library, ahead=True)
     *one, level = call.run(one_level, ahead=True)
