@@ -4,9 +4,9 @@
 
     read      looking at the arrays and params of a call: its key, and the plan of that key
     fill      the argument struct: addresses and params in a copy of the plan's bytes
-    start     from there to the driver: device, process, stream
+    start     from there to the driver: stream, and each launch's process and device
     steady    a whole call, its new arrays and the driver's launch included
-    nothing   the fakes alone: new arrays, the driver's launch
+    nothing   the fakes alone: new arrays, the driver's launches
     share     steady - nothing: what attngen adds, which should be at most 10 us
     full      the same call with all its checks, for comparison
 
@@ -14,7 +14,8 @@ Where there is a GPU everything is real, and PyTorch is measured where it is ins
 one the driver is a fake that does nothing, new arrays are made once and handed out again, and
 tensors of PyTorch are fakes with the attributes of real ones, which take longer to read; arrays
 of CuPy are CuPy's own, over memory of the CPU.  Prints the lowest of many repeats, in
-microseconds, and what was fake.
+microseconds, and what was fake.  One of the variants is a call of two launches, of which the
+first summarises keys for the second.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import os
 import platform
 import sys
 import timeit
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,10 +40,11 @@ import attngen
 from attngen.backend import device as device_module
 from attngen.backend import launch as launch_module
 from attngen.diagnostics.diagnostic import AttnError
+from attngen.kernels import forward_mma
 
 CALLS = 500
 """Calls of one repeat: fewer launches than a GPU's queue takes before it makes the caller wait."""
-SHAPES = {"q": (1, 4, 16, 64), "k": (1, 2, 16, 64), "v": (1, 2, 16, 64)}
+SHAPES = {"q": (1, 4, 17, 64), "k": (1, 2, 17, 64), "v": (1, 2, 17, 64)}
 """So small that a GPU is done before the next call; the time of a call does not depend on them."""
 
 PLAIN = "attention plain {\n    mask kv <= qpos\n}\n"
@@ -55,6 +57,22 @@ attention documents {
     mask   doc[b, qpos] == doc[b, kv] and kv <= qpos and kv >= qpos - left
 }
 """
+
+
+class Variant(NamedTuple):
+    """What is called, and in how many launches; two need a tile of fewer than all rows."""
+
+    name: str
+    text: str
+    schedule: str | None = None
+    launches: int = 1
+
+
+VARIANTS = (
+    Variant("plain", PLAIN),
+    Variant("documents", DOCUMENTS),
+    Variant("documents_ahead", DOCUMENTS, "kernel forward_mma; tile q = 16, kv = 16", launches=2),
+)
 
 
 class FakeDriver:
@@ -201,10 +219,10 @@ def fakes(library: Library) -> Iterator[None]:
     made: dict[Any, Any] = {}
 
     def allocate(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
-        found = made.get(shape)
+        found = made.get((shape, dtype))
         if found is None:
-            theirs = {"fp16": "float16", "fp32": "float32"}[dtype]
-            found = made[shape] = library.make(shape, theirs)
+            theirs = {"fp16": "float16", "fp32": "float32", "int32": "int32"}[dtype]
+            found = made[shape, dtype] = library.make(shape, theirs)
         return found
 
     def stream(index: int, like: Any) -> int:
@@ -212,17 +230,20 @@ def fakes(library: Library) -> Iterator[None]:
 
     before = sys.modules.get("torch")
     sys.modules["torch"] = cast(Any, TORCH)
-    with (
-        mock.patch.object(launch_module, "load_driver", return_value=FakeDriver()),
-        mock.patch.object(device_module, "_allocate_torch", allocate),
-        mock.patch.object(device_module, "_allocate_cupy", allocate),
-        mock.patch.object(device_module, "_stream_of_cupy", stream),
-        mock.patch.object(device_module, "_libraries", {}),
-    ):
-        yield
-    del sys.modules["torch"]
-    if before is not None:
-        sys.modules["torch"] = before
+    try:
+        with (
+            mock.patch.object(launch_module, "load_driver", return_value=FakeDriver()),
+            mock.patch.object(device_module, "_allocate_torch", allocate),
+            mock.patch.object(device_module, "_allocate_cupy", allocate),
+            mock.patch.object(device_module, "_stream_of_cupy", stream),
+            mock.patch.object(device_module, "_libraries", {}),
+            mock.patch.object(device_module, "_torch_names", {}),
+        ):
+            yield
+    finally:
+        del sys.modules["torch"]
+        if before is not None:
+            sys.modules["torch"] = before
 
 
 def lowest(function: Callable[[], Any], library: Library, repeats: int) -> float:
@@ -231,43 +252,57 @@ def lowest(function: Callable[[], Any], library: Library, repeats: int) -> float
     return min(times) / CALLS * 1e6
 
 
-def measure(library: Library, text: str, repeats: int) -> dict[str, float]:
-    kernel = attngen.compile_text(text)
+def parts_of_call(library: Library, variant: Variant) -> dict[str, Callable[[], Any]]:
+    """A steady call of a variant, and what it is made of, each to be called any number of times."""
+    kernel = attngen.compile_text(variant.text, schedule=variant.schedule)
     q, k, v = (library.make(shape, "float16") for shape in SHAPES.values())
     named: dict[str, Any] = {}
     if kernel.attention.tensors:
         named = {"doc": library.make((1, SHAPES["k"][2]), "int32"), "left": 100, "cap": 30.0}
-    first = kernel(q, k, v, **named)  # noqa: F841 (the plan's bytes hold its address)
-    call = kernel._plans.read(q, k, v, named, None, "bhsd", False)
-    assert call is not None
+    least = 0 if variant.launches > 1 else forward_mma.PREPASS_KEYS
+    with mock.patch.object(forward_mma, "PREPASS_KEYS", least):
+        kernel(q, k, v, **named)
+
+    def read() -> Any:
+        return kernel._plans.read(q, k, v, named, None, "bhsd", False)
+
+    call = read()
     plan = call.plan
-    assert plan is not None
-    ready, block = plan._ready, plan._block
-    driver, device = ready.driver, ready.device
-    pointers = [device_module.view(new.allocate(q), "new").pointer for new in plan._new]
+    ready, new = plan._ready, plan._new
+    assert len(ready) == variant.launches
+    driver, device = ready[0].driver, ready[0].device
+    made = [each.allocate(q) for each in new]
+    pointers = [device_module.view(array, "new").pointer for array in made]
+    block = plan._fill_block(call, pointers)
     stream = device_module.current_stream(device, q)
 
-    def start() -> None:
-        ready.start(device_module.current_stream(device, q), block)
+    def start(keep: Any = made) -> None:  # the block has the addresses of these arrays
+        stream = device_module.current_stream(device, q)
+        if len(ready) > 1:
+            plan._must_stay(stream, q)
+        for launch in ready:
+            launch.start(stream, block)
 
     def do_nothing() -> None:
-        for new in plan._new:
-            new.allocate(q)
-        driver.launch(
-            ready.loaded.function, ready.grid, ready.threads, ready.shared_bytes, stream, block
-        )
+        for each in new:
+            each.allocate(q)
+        for _, _, loaded, _, grid, threads, shared_bytes in ready:
+            driver.launch(loaded.function, grid, threads, shared_bytes, stream, block)
 
-    def in_full() -> None:
-        kernel._call_in_full(q, k, v, False, None, "bhsd", False, named, None)
-
-    parts: dict[str, Callable[[], Any]] = {
-        "read": lambda: kernel._plans.read(q, k, v, named, None, "bhsd", False),
+    return {
+        "read": read,
         "fill": lambda: plan._fill_block(call, pointers),
         "start": start,
         "steady": lambda: kernel(q, k, v, **named),
         "nothing": do_nothing,
-        "full": in_full,
+        "full": lambda: kernel._call_in_full(q, k, v, False, None, "bhsd", False, named, None),
     }
+
+
+def measure(
+    parts: Mapping[str, Callable[[], Any]], library: Library, repeats: int
+) -> dict[str, float]:
+    """Microseconds of each part, and the share of attngen in them."""
     found = {name: lowest(part, library, repeats) for name, part in parts.items()}
     return {**found, "share": found["steady"] - found["nothing"]}
 
@@ -280,17 +315,18 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for library in libraries():
         fake = library.fake or "nothing"
-        for name, text in (("plain", PLAIN), ("documents", DOCUMENTS)):
+        for variant in VARIANTS:
             with fakes(library) if library.fake else nullcontext():
-                times = measure(library, text, given.repeats)
+                times = measure(parts_of_call(library, variant), library, given.repeats)
             rounded = {part: round(time, 2) for part, time in times.items()}
             rows.append(
                 {
                     "suite": "steady_call", "library": library.name, "fake": fake,
-                    "variant": name, **{f"{part}_us": time for part, time in rounded.items()},
+                    "variant": variant.name,
+                    **{f"{part}_us": time for part, time in rounded.items()},
                 }
             )  # fmt: skip
-            print(f"{library.name}, {name} (fake: {fake})")
+            print(f"{library.name}, {variant.name} (fake: {fake})")
             print("  " + "  ".join(f"{part} {time:.2f}" for part, time in rounded.items()))
     if given.out is not None:
         environment = {

@@ -68,6 +68,8 @@ struct ag_report {
     int32_t fault;         // ag_host::Fault
     int32_t block, thread, line;
     int64_t switches;      // from one fiber to another
+    int64_t meetings;      // of a block at ag_sync, or of a warp at a barrier or collective
+    int64_t index_reads;   // of threads that ask which one they are
     int64_t shared_reads, shared_writes, global_loads, global_stores;
     int64_t shared_wavefronts, shared_wavefronts_least;
     char text[2048];
@@ -245,7 +247,7 @@ struct Cell {
 };
 
 struct Counters {
-    int64_t shared_reads, shared_writes, global_loads, global_stores;
+    int64_t index_reads, shared_reads, shared_writes, global_loads, global_stores;
 };
 
 struct Warp;
@@ -359,7 +361,8 @@ struct Block {
     uint64_t tick;
     Stamp since;
     uint64_t random;
-    int64_t switches;      // of all blocks of the worker, like the next three
+    int64_t switches;      // of all blocks of the worker, like the next four
+    int64_t meetings;
     Counters counters;
     int64_t wavefronts, wavefronts_least;
     unsigned char* shared;
@@ -587,6 +590,7 @@ static void sync_block(Thread& t, Site site) {
         wait_here(t, "ag_sync", site);
     } else {
         b.arrived = 0;
+        ++b.meetings;
         b.since = stamp_of(b.index, next_tick(t, site), 0);
         for (int w = 0; w < b.warp_count; ++w) {
             b.warps[w].since = b.since;
@@ -620,6 +624,7 @@ inline void warp_collective(Thread& t, const char* name, Site site, Finish finis
         wait_here(t, name, site);
     } else {
         close_log(*t.block, t.warp_index);
+        ++t.block->meetings;
         finish(w);
         w.waiting = 0;
         set_ready(*t.block, t.warp_index, w.lanes);
@@ -1205,6 +1210,7 @@ static void run_block(Block& b, int index) {
 static void add_counters(Block& b) {
     for (int i = 0; i < b.thread_count; ++i) {
         const Counters& c = b.threads[i].counters;
+        b.counters.index_reads += c.index_reads;
         b.counters.shared_reads += c.shared_reads;
         b.counters.shared_writes += c.shared_writes;
         b.counters.global_loads += c.global_loads;
@@ -1242,6 +1248,8 @@ static void* work(void* argument) {
     }
     pthread_mutex_lock(&run.lock);
     run.report->switches += b->switches;
+    run.report->meetings += b->meetings;
+    run.report->index_reads += b->counters.index_reads;
     run.report->shared_reads += b->counters.shared_reads;
     run.report->shared_writes += b->counters.shared_writes;
     run.report->global_loads += b->counters.global_loads;
@@ -1380,7 +1388,11 @@ struct alignas(2) ag_bf16 { ag_u16 bits; };
 #define AG_INFINITY __builtin_inff()
 #define AG_NAN ag_host::float_of(0x7fffffffu)
 
-AG_DEVICE int ag_thread() { return ag_host::self->index; }
+AG_DEVICE int ag_thread() {
+    ag_host::Thread& t = *ag_host::self;
+    ++t.counters.index_reads;
+    return t.index;
+}
 AG_DEVICE int ag_block() { return ag_host::self->block->index; }
 
 AG_DEVICE void ag_sync(AG_SITE) { ag_host::sync_block(*ag_host::self, {file, line}); }

@@ -74,6 +74,8 @@ class RunReport:
     """
 
     switches: int  # from one fiber to another
+    meetings: int  # of a block at `ag_sync`, or of a warp at a barrier or collective
+    index_reads: int  # calls of `ag_thread`: most steps of most loops make one
     shared_reads: int
     shared_writes: int
     global_loads: int
@@ -136,6 +138,8 @@ class _Report(ctypes.Structure):
         ("thread", ctypes.c_int32),
         ("line", ctypes.c_int32),
         ("switches", ctypes.c_int64),
+        ("meetings", ctypes.c_int64),
+        ("index_reads", ctypes.c_int64),
         ("shared_reads", ctypes.c_int64),
         ("shared_writes", ctypes.c_int64),
         ("global_loads", ctypes.c_int64),
@@ -202,6 +206,8 @@ def run_on_cpu(
         raise AttnError(CpuRunFault(None, kernel, fault, text))
     return RunReport(
         report.switches,
+        report.meetings,
+        report.index_reads,
         report.shared_reads,
         report.shared_writes,
         report.global_loads,

@@ -54,8 +54,17 @@ def test_counts_what_the_threads_did(build: Build) -> None:
     assert report.global_loads == report.global_stores == threads * blocks
     assert report.shared_writes == threads * blocks * (1 + steps)
     assert report.shared_reads == threads * blocks * (1 + 3 * steps)
+    assert report.index_reads == threads * blocks
+    assert report.meetings == blocks * 2 * steps
     # At each barrier all but the last thread hand over, and so does each that ends.
     assert report.switches >= (threads - 1) * blocks * 2 * steps
+
+
+def test_counts_where_a_warp_meets(build: Build) -> None:
+    """Five shuffles in each of four warps, a barrier, and five more in the first warp."""
+    case = reduce_case(blocks=7)
+    report = case.launch(build("reduce"))
+    assert report.meetings == 7 * (5 * 4 + 1 + 5)
 
 
 def test_many_small_blocks(build: Build) -> None:

@@ -1,4 +1,4 @@
-"""The CPU run notices every missing barrier and shuffle.
+"""The CPU run notices every missing barrier and shuffle, and every tile that is one too many.
 
 `python -m tests.mutation` tries every mutant.
 """
@@ -9,18 +9,70 @@ from functools import partial
 
 import pytest
 
-from attngen.cpu.mutate import MutantKind, Verdict, mutants, run_mutants
+from attngen.cpu.mutate import Mutant, MutantKind, Verdict, mutants, run_mutants
 from tests.goldens import GOLDENS, Golden
-from tests.mutation import check_library
+from tests.mutation import Work, check_library, complain_of_other_work, key_of
 
 NAMES = ("ragged_prefill_bf16_d20_v12", "causal_fp32_d24_v20_keys_outside")
 SMALL = [g for g in GOLDENS if g.name in NAMES]
 
 
+def test_another_number_of_accesses_and_more_work_are_complaints() -> None:
+    golden = Work((1, 2, 3, 4, 5), meetings=6, index_reads=7)
+    complain_of_other_work(golden, golden)
+    complain_of_other_work(golden._replace(meetings=5, index_reads=6), golden)
+    for wrong in ({"accesses": (1, 2, 3, 4, 4)}, {"meetings": 7}, {"index_reads": 8}):
+        with pytest.raises(AssertionError):
+            complain_of_other_work(golden._replace(**wrong), golden)
+
+
+TWO_TEXTS = (
+    """
+constexpr int kA = 3;
+AG_DEVICE void f(int n) {
+    for (int i = 0; i < n; ++i) g(i);
+    for (int i = 0; i < n; ++i) g(i);
+}
+""",
+    """
+constexpr int kB = 1;
+constexpr int kA = 3;
+AG_DEVICE void f(int n, int m) {
+    h(m);
+    for (int i = 0; i < n; ++i) g(i);
+}
+AG_DEVICE void e(int n) {
+    for (int i = 0; i < n; ++i) g(i);
+}
+""",
+)
+
+
+def test_equal_lines_are_one_mutant_only_at_the_same_place_of_a_function() -> None:
+    first, second = ([key_of(m) for m in mutants(text)] for text in TWO_TEXTS)
+    assert len(set(first)) == len(first) == 5
+    assert len(set(second)) == len(second) == 6
+    shared = [(k.function, k.occurrence, k.before) for k in first if k in second]
+    assert shared == [
+        ("", 0, "3"),
+        ("AG_DEVICE void f", 0, "0"),
+        ("AG_DEVICE void f", 0, "<"),
+    ]
+
+
+def is_one_more_tile(mutant: Mutant) -> bool:
+    return mutant.after == "<=" and mutant.source.startswith(("for (int q0", "for (int kv0"))
+
+
 @pytest.mark.parametrize("golden", SMALL, ids=lambda g: g.name)
-def test_every_missing_barrier_and_shuffle_is_noticed(golden: Golden, host_compiler: None) -> None:
+def test_every_missing_barrier_and_shuffle_and_every_tile_too_many_is_noticed(
+    golden: Golden, host_compiler: None
+) -> None:
     text = golden.path.read_text(encoding="utf-8")
-    chosen = [m for m in mutants(text) if m.kind in (MutantKind.BARRIER, MutantKind.SHUFFLE)]
-    assert len(chosen) >= 5
+    missing = [m for m in mutants(text) if m.kind in (MutantKind.BARRIER, MutantKind.SHUFFLE)]
+    too_many = [m for m in mutants(text) if is_one_more_tile(m)]
+    assert len(missing) >= 5
+    assert too_many
+    chosen = missing + too_many
     outcomes = run_mutants(text, chosen, partial(check_library, golden.name), jobs=2)
     assert [o for o in outcomes if o.verdict is Verdict.SURVIVED] == []
