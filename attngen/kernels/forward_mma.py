@@ -383,8 +383,7 @@ def _defaults(attention: Attention) -> tuple[_Tile, ...]:
         smaller = (_Tile(128, 32, 8, 2), _Tile(64, 32, 4, 1), _Tile(64, 16, 4, 1))
         return (_Tile(128, 64, 8, 2), *smaller) if is_bare else smaller
     if largest <= 64:
-        wide = _Tile(128, 80, 4, 2) if attention.mask is None else _Tile(128, 64, 4, 2)
-        return (wide, _Tile(64, 64, 4, 2)) if is_bare else (_Tile(64, 64, 4, 2),)
+        return (_Tile(128, 64, 4, 2), _Tile(64, 64, 4, 2)) if is_bare else (_Tile(64, 64, 4, 2),)
     smaller = (_Tile(64, 48, 4, 2), _Tile(64, 48, 4, 1))
     if is_bare:
         wider = (_Tile(128, 64, 4, 2), _Tile(128, 48, 4, 2), _Tile(128, 48, 4, 1))

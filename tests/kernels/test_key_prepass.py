@@ -118,15 +118,15 @@ AG_KERNEL(kThreads, NAME_classes, Args) {
     SUMMARISE
     ag_sync();
     const int count = (args.kv_end - args.kv_begin + kTileKv - 1) / kTileKv;
-    KeyTile tile = {};
-    for (int i = 0; next_tile(args, board, i, tile);) {
-        const ag_u32 kinds = (tile.kinds & 1) | (tile.kinds >> 7 & 2) | (tile.kinds >> 14 & 4);
-        const int number = (tile.first - args.kv_begin) / kTileKv;
-        if (lane() == 0) ag_store(args.state_m + ag_block() * count + number, (float)(8 + kinds));
+    for (int i = -1, first = 0; next_tile(args, board, i, first);) {
+        const ag_u32 kinds = kinds_of(board, i);
+        const ag_u32 bits = (kinds & 1) | (kinds >> 7 & 2) | (kinds >> 14 & 4);
+        const int number = (first - args.kv_begin) / kTileKv;
+        if (lane() == 0) ag_store(args.state_m + ag_block() * count + number, (float)(8 + bits));
     }
 }
 """
-"""What each block, which is one warp, visits: 8 plus 1, 2 and 4 for the kinds of a tile."""
+"""What each block, which is one warp, visits: 8 plus 1, 2 and 4 for the kinds."""
 
 
 @pytest.fixture(scope="module")
