@@ -118,7 +118,7 @@ def render_lowered(
     dtype = program.attention.dtype
     assert dtype is not None
     arguments = layout_arguments(
-        program.attention, dtype, program.workspaces, is_checked=is_checked
+        program.attention, dtype, program.workspaces, program.boxes, is_checked=is_checked
     )
     return Rendered(program, target, source, arguments, lowered.notes)
 

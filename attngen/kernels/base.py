@@ -86,6 +86,12 @@ class KernelFamily(Protocol):
         contiguous, in the text for aligned operands; 1 for a family that takes them as they are."""
         ...
 
+    @property
+    def stand_in(self) -> str | None:
+        """The family that runs operands which `why_unaligned` has something against; None: this
+        one, with a text of its own."""
+        ...
+
     def reasons_against(
         self, attention: Attention, schedule: Schedule, target: Target
     ) -> tuple[str, ...]:

@@ -120,6 +120,7 @@ class ForwardMma:
     templates: tuple[str, ...] = _TEMPLATES
     dtypes: tuple[Element, ...] = (FP16, BF16)
     operand_alignment: int = _COPY_BYTES
+    stand_in: str | None = None
 
     def reasons_against(
         self, attention: Attention, schedule: Schedule, target: Target

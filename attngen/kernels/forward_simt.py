@@ -87,6 +87,7 @@ class ForwardSimt:
     templates: tuple[str, ...] = _TEMPLATES
     dtypes: tuple[Element, ...] = (FP16, BF16, FP32)
     operand_alignment: int = 1
+    stand_in: str | None = None
 
     def reasons_against(
         self, attention: Attention, schedule: Schedule, target: Target
