@@ -89,18 +89,23 @@ def lower_program(
     head_dims: tuple[int, int],
     target: Target,
     *,
+    family: str | None = None,
     observe: Observer | None = None,
 ) -> Lowered:
     """Compile one specialisation down to its loop nest.
 
+    family:  one that has to run it, with tiles of its own, whatever the schedule says.
     Units:   `head_dims` is (Dqk, Dv).
     Errors:  A451 unknown kernel family; A452 the family (or every one) refuses the problem.
     """
     attention = run_passes(specialize(checked.attention, dtype, *head_dims), observe)
-    family, schedule, notes = choose_family(attention, checked.schedule_for(target.name), target)
-    program = family.lower(attention, schedule)
-    require_valid(f"lowering for `{family.name}`", verify_program(program))
-    return Lowered(program, family, target, notes)
+    schedule = checked.schedule_for(target.name)
+    if family is not None:
+        schedule = replace(_with_free_tiles(schedule), kernel=family)
+    chosen, schedule, notes = choose_family(attention, schedule, target)
+    program = chosen.lower(attention, schedule)
+    require_valid(f"lowering for `{chosen.name}`", verify_program(program))
+    return Lowered(program, chosen, target, notes)
 
 
 def render_lowered(
@@ -157,7 +162,7 @@ def choose_family(
         if not reasons:
             return family, family.complete(attention, schedule, target), tuple(notes)
         notes.append(f"{family.name} on {target.name} does not take it: {'; '.join(reasons)}")
-    free = replace(schedule, tile_q=None, tile_kv=None, stages=None, warps=None, splits=None)
+    free = _with_free_tiles(schedule)
     for family in candidates:
         reasons = family.reasons_against(attention, free, target)
         if not reasons:
@@ -166,3 +171,7 @@ def choose_family(
             return family, complete, (*notes, f"{family.name} runs it with {tile} instead")
     last = candidates[-1]
     raise AttnError(FamilyRefuses(None, last.name, target.name, "; ".join(reasons)))
+
+
+def _with_free_tiles(schedule: Schedule) -> Schedule:
+    return replace(schedule, tile_q=None, tile_kv=None, stages=None, warps=None, splits=None)

@@ -1,4 +1,4 @@
-"""forward_wgmma: fp16 and bf16 at full speed on Hopper: tensor copies, wgmma, warp groups with roles.
+"""forward_wgmma: fp16 and bf16 on Hopper: tensor copies, wgmma, warp groups with roles.
 
 A block stays on its multiprocessor and walks query tiles.  One warp group lists the key tiles
 that each of them sees, and loads; two or three others have 64 query rows each and keep scores,
@@ -255,8 +255,8 @@ class ForwardWgmma:
                 stride_bytes = stride * _ELEMENT
                 if size > 1 and stride_bytes % _COPY_BYTES:
                     return (
-                        f"`{name}` has a stride of {stride_bytes} bytes along its {dim}, no multiple"
-                        f" of {_COPY_BYTES}"
+                        f"`{name}` has a stride of {stride_bytes} bytes along its {dim}, no"
+                        f" multiple of {_COPY_BYTES}"
                     )
                 if size > 1 and not 0 < stride_bytes < _MOST_STRIDE:
                     return (
