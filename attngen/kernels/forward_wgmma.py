@@ -70,8 +70,12 @@ Measured on an H200 (D 64 and 128, 128 and 176 keys): 3 gain 3 to 8 % over none;
 _REGISTERS: Final[Mapping[int, tuple[int, int]]] = {2: (40, 232), 3: (32, 160)}
 """By the number of warp groups that compute: registers of a thread that serves, and computes.
 
-Together the 65536 of a multiprocessor; with 24 the lane that loads spills.
+Together those of a multiprocessor, 512 or 504 for a thread of each group; with 24 the lane that
+loads spills.
 """
+_MOST_SERVING: Final = 104
+_SPARE_REGISTERS: Final = 16
+"""What is left above the estimate for warp groups that compute, where another warp needs some."""
 _OTHER_REGISTERS: Final = 32
 """Row state, addresses and counters of a thread that computes."""
 _SECTION_KILOBYTES: Final = 24 << 10
@@ -247,6 +251,8 @@ class ForwardWgmma:
     def why_unaligned(self, operands: Mapping[str, Strided]) -> str | None:
         """The first thing that keeps a tensor map from describing q, k or v."""
         for name, array in operands.items():
+            if 0 in array.shape:
+                continue  # nothing of it is copied
             if array.pointer % _COPY_BYTES:
                 return f"`{name}` begins at an address that is no multiple of {_COPY_BYTES} bytes"
             if array.shape[-1] > 1 and array.strides[-1] != 1:
@@ -295,7 +301,7 @@ class ForwardWgmma:
         names = {"m": "m", "l": "l", "acc": "1.0f", "sink": "sink", "s": "s"}
         qk, v = head_dims(attention)
         tiles = pair_by_pair(attention) if is_checked else tile_formulas(attention)
-        serving, computing = _REGISTERS[tile.groups]
+        serving, computing = _split_registers(attention, tile)
         shared = forward_context(
             program,
             target,
@@ -411,14 +417,15 @@ def _schedule_reasons(attention: Attention, schedule: Schedule) -> list[str]:
 def _defaults(attention: Attention) -> tuple[_Tile, ...]:
     """Tiles for the head dims, the ones to prefer first.
 
-    Measured on an H200 for plain scores, with and without a causal mask (the kernel of another
-    text); where more is computed for each pair, registers are left for it.
+    Measured on an H200 for plain scores, with and without a causal mask, but with the kernel of
+    another text; where more is computed for each pair, registers are left for it.
     """
     qk, v = head_dims(attention)
     largest, is_bare = max(qk, v), _is_bare(attention)
     smaller = (_Tile(128, 64), _Tile(128, 48), _Tile(128, 32), _Tile(128, 16))
     if largest <= 64:
-        return (_Tile(192, 128), *smaller) if is_bare else (_Tile(128, 128), *smaller)
+        rows = 192 if is_bare and not attention.scores else 128
+        return (_Tile(rows, 128), _Tile(128, 128), *smaller)
     if largest <= 128:
         wide = is_bare and attention.mask is None and not attention.scores
         return (_Tile(128, 176 if wide else 128), _Tile(128, 128), *smaller)
@@ -477,6 +484,20 @@ def _registers(attention: Attention, tile: _Tile) -> int:
     """About how many a thread needs: its part of the output, its scores, rounded weights."""
     _, v = head_dims(attention)
     return v // 2 + tile.kv // 2 + tile.kv // 4 + _OTHER_REGISTERS
+
+
+def _split_registers(attention: Attention, tile: _Tile) -> tuple[int, int]:
+    """Registers of a thread that serves, and of one that computes.
+
+    A mask that is more than a window takes many to classify tiles.
+    """
+    serving, computing = _REGISTERS[tile.groups]
+    if tile.groups != 2 or not _masks_ahead(attention):
+        return serving, computing
+    wanted = -(-(_registers(attention, tile) + _SPARE_REGISTERS) // 8) * 8
+    together = serving + 2 * computing
+    serving = max(serving, min(_MOST_SERVING, together - 2 * wanted))
+    return serving, (together - serving) // 2
 
 
 def _early_parts(attention: Attention, tile: _Tile) -> int:
