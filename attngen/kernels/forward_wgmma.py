@@ -60,8 +60,7 @@ _BARRIER: Final = 8
 _STAGES: Final = 2
 _PIECES: Final = 4
 """Pieces of lists on their way: what is being worked on, and enough ahead of it."""
-_PIECE_WORDS: Final = 8
-"""Words of a piece beside one for each warp group."""
+_PIECE_BYTES: Final = 48
 _LATE_PARTS: Final = 3
 """Parts of a product with v that wait for the row maxima.
 
@@ -219,9 +218,9 @@ class ForwardWgmma:
         for name, size, shape in blocks:
             placed.append(SharedArray(name, offset, size // _ELEMENT, size, shape))
             offset += size
-        words = _PIECES * (_PIECE_WORDS + tile.groups)
-        placed.append(SharedArray("Pieces", offset, words, 4 * words, "[kPieces][kPieceWords]"))
-        offset += -(-4 * words // _BARRIER) * _BARRIER
+        size = _PIECES * _PIECE_BYTES
+        placed.append(SharedArray("Pieces", offset, size, size, "[kPieces][kPieceBytes]"))
+        offset += size
         for name, count, shape in _barriers(tile):
             placed.append(SharedArray(name, offset, count, _BARRIER * count, shape))
             offset += _BARRIER * count
@@ -424,7 +423,8 @@ def _defaults(attention: Attention) -> tuple[_Tile, ...]:
     largest, is_bare = max(qk, v), _is_bare(attention)
     smaller = (_Tile(128, 64), _Tile(128, 48), _Tile(128, 32), _Tile(128, 16))
     if largest <= 64:
-        rows = 192 if is_bare and not attention.scores else 128
+        # A third warp group leaves few registers to those that compute, and to those that serve.
+        rows = 192 if is_bare and not attention.scores and attention.sink is None else 128
         return (_Tile(rows, 128), _Tile(128, 128), *smaller)
     if largest <= 128:
         wide = is_bare and attention.mask is None and not attention.scores
