@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Final, final
 
 from attngen import resources
 from attngen.analysis.ranges import compile_time_ranges, infer_ranges
-from attngen.codegen.expr import ExprPrinter, fixed, float_literal, growing
-from attngen.codegen.formulas import fixed_formula, formula
+from attngen.codegen.expr import float_literal
 from attngen.codegen.forward_context import ForwardContext, forward_context, head_dims
 from attngen.codegen.render import render
-from attngen.codegen.score_parts import ScoreParts, cost_of_pair, find_score_parts
+from attngen.codegen.score_parts import cost_of_pair
+from attngen.codegen.score_text import print_scores
 from attngen.codegen.tiles import TileFormulas, find_key_sets, pair_by_pair, tile_formulas
 from attngen.ir.attention import Attention
 from attngen.ir.expr import Load
@@ -289,14 +289,8 @@ class ForwardWgmma:
         attention, schedule = program.attention, program.schedule
         assert attention.dtype is not None
         tile, state = _tile(schedule), attention.row_state
-        plain = ExprPrinter(attention)
-        # What is computed ahead is read where no pair attends, too, which a check must not report.
-        parts = ScoreParts((), ()) if is_checked else find_score_parts(attention)
-        of_block = tuple(fixed_formula(plain, e) for e in parts.fixed)
-        given = {id(b.node): growing(f"x{i}", b.growth) for i, b in enumerate(parts.bases)}
-        for i, (e, one) in enumerate(zip(parts.fixed, of_block, strict=True)):
-            given[id(e)] = fixed(f"c{i}", one.c_type)
-        printer = ExprPrinter(attention, is_quick=True, given=given)
+        scores = print_scores(attention, is_checked=is_checked)
+        printer = scores.printer
         names = {"m": "m", "l": "l", "acc": "1.0f", "sink": "sink", "s": "s"}
         qk, v = head_dims(attention)
         tiles = pair_by_pair(attention) if is_checked else tile_formulas(attention)
@@ -308,8 +302,7 @@ class ForwardWgmma:
             templates=_TEMPLATES,
             schedule=_describe(schedule),
             is_checked=is_checked,
-            fixed=of_block,
-            bases=tuple(formula(plain, base.node) for base in parts.bases),
+            scores=scores,
         )
         return Context(
             **shared.values(),
