@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import final
 
 from attngen.codegen.arguments import ArgumentLayout, layout_arguments
-from attngen.compiler_errors import FamilyRefuses, UnknownFamily
+from attngen.compiler_errors import FamilyRefuses
 from attngen.diagnostics.diagnostic import AttnError
 from attngen.diagnostics.internal import require_valid
 from attngen.frontend.check import Checked
@@ -96,7 +96,7 @@ def lower_program(
 
     family:  one that has to run it, with tiles of its own, whatever the schedule says.
     Units:   `head_dims` is (Dqk, Dv).
-    Errors:  A451 unknown kernel family; A452 the family (or every one) refuses the problem.
+    Errors:  A452 the family (or every one) refuses the problem.
     """
     attention = run_passes(specialize(checked.attention, dtype, *head_dims), observe)
     schedule = checked.schedule_for(target.name)
@@ -149,8 +149,6 @@ def choose_family(
     """
     families = all_families()
     if schedule.kernel is not None:
-        if schedule.kernel not in families:
-            raise AttnError(UnknownFamily(None, schedule.kernel, ", ".join(families)))
         named = families[schedule.kernel]
         if reasons := named.reasons_against(attention, schedule, target):
             raise AttnError(FamilyRefuses(None, named.name, target.name, "; ".join(reasons)))

@@ -172,8 +172,6 @@ template <int kCount> AG_DEVICE void ag_pin(ag_u32 (&x)[kCount][4]) {
 AG_DEVICE ag_u32 ag_shuffle_xor(ag_u32 x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 // 8 bytes to global memory, at a multiple of 8.  (PTX ISA: st.global.v2)
 AG_DEVICE void ag_store8(void* to, ag_u32 a, ag_u32 b) { *(uint2*)to = make_uint2(a, b); }
-// What global memory held before `x` was added; one thread after the other.  (PTX ISA: atom.global.add)
-AG_DEVICE int ag_fetch_add(int* p, int x) { return atomicAdd(p, x); }
 
 // Four 8x8 matrices of 16-bit elements to shared memory: the reverse of ag_load_matrices.
 // (PTX ISA: stmatrix.x4, stmatrix.x4.trans)
