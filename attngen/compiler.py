@@ -153,7 +153,11 @@ def choose_family(
         if reasons := named.reasons_against(attention, schedule, target):
             raise AttnError(FamilyRefuses(None, named.name, target.name, "; ".join(reasons)))
         return named, named.complete(attention, schedule, target), ()
-    candidates = [f for f in families.values() if attention.dtype in f.dtypes]
+    candidates = [
+        f
+        for f in families.values()
+        if attention.dtype in f.dtypes and target.features.issuperset(f.features)
+    ]
     notes: list[str] = []
     for family in candidates:
         reasons = family.reasons_against(attention, schedule, target)

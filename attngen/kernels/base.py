@@ -14,7 +14,7 @@ from attngen.ir.program import Program
 from attngen.ir.schedule import Schedule
 from attngen.ir.types import Element
 from attngen.record import record
-from attngen.targets.base import Target
+from attngen.targets.base import Feature, Target
 
 __all__ = ["KernelFamily", "SharedArray", "Strided", "list_arrays", "total_bytes"]
 
@@ -78,6 +78,11 @@ class KernelFamily(Protocol):
     @property
     def dtypes(self) -> tuple[Element, ...]:
         """The element types it is made for; with others it is out of the question."""
+        ...
+
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        """What a target must have; for another one it is out of the question."""
         ...
 
     @property

@@ -119,6 +119,7 @@ class ForwardMma:
     name: str = "forward_mma"
     templates: tuple[str, ...] = _TEMPLATES
     dtypes: tuple[Element, ...] = (FP16, BF16)
+    features: tuple[Feature, ...] = _FEATURES
     operand_alignment: int = _COPY_BYTES
     stand_in: str | None = None
 

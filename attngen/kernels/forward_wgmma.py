@@ -162,6 +162,7 @@ class ForwardWgmma:
     name: str = "forward_wgmma"
     templates: tuple[str, ...] = _TEMPLATES
     dtypes: tuple[Element, ...] = (FP16, BF16)
+    features: tuple[Feature, ...] = _FEATURES
     operand_alignment: int = _COPY_BYTES
     stand_in: str | None = "forward_mma"
 

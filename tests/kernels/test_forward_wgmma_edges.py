@@ -82,17 +82,14 @@ def test_many_heads_that_share_keys(host_compiler: None) -> None:
     assert_right("", operands(1, 1, Hq=150, D=16))
 
 
-@pytest.mark.parametrize(
-    "mask",
-    [f"kv < {INSIDE} and short[kv] == 1", "keep[kv] and q + kv >= 0 and short[index[kv]] == 1"],
-)
-def test_a_guarded_read_is_no_error(mask: str, host_compiler: None) -> None:
+def test_a_guarded_read_is_no_error(host_compiler: None) -> None:
+    mask = "keep[kv] and q + kv >= 0 and short[index[kv]] == 1"
     checked = call_checked(mask, INDEX, check=True)
     np.testing.assert_array_equal(checked, call_checked(mask, INDEX))
 
 
-@pytest.mark.parametrize("mask", ["short[index[kv]] == 1", "q >= 0 and short[index[kv]] >= 0"])
-def test_a_read_outside_is_reported(mask: str, host_compiler: None) -> None:
+def test_a_read_outside_is_reported(host_compiler: None) -> None:
+    mask = "q >= 0 and short[index[kv]] >= 0"
     index = np.zeros(KEYS, np.int32)
     call_checked(mask, index, check=True)
     index[KEYS // 2] = INSIDE
@@ -120,7 +117,8 @@ def test_another_family_stands_in(host_compiler: None, monkeypatch: pytest.Monke
     np.testing.assert_allclose(found.astype(np.float32), right, atol=2e-3)
     assert [p.main.family for p in kernel.programs] == ["forward_wgmma", "forward_mma"]
     repeated = np.broadcast_to(v[:, :, :1], v.shape)
-    kernel(q, k, repeated)
+    with pytest.warns(UserWarning, match="`v` has a stride of 0 bytes along its tokens"):
+        kernel(q, k, repeated)
     assert kernel.compilations == 2
 
 

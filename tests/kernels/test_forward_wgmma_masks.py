@@ -22,7 +22,7 @@ SIZES = ((140, 140, True), (1, 70, False), (37, 600, False))
 
 
 @settings(max_examples=1, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
-@given(st.lists(TRUTHS | AFFINE, min_size=16, max_size=16, unique=True))
+@given(st.lists(TRUTHS | AFFINE, min_size=8, max_size=8, unique=True))
 def test_random_masks(tmp_path_factory: Any, host_compiler: None, masks: list[str]) -> None:
     compiled = [compile_mask(i, mask, SCHEDULE, "sm_90a") for i, mask in enumerate(masks)]
     text = join([rendered for _, rendered in compiled])
