@@ -119,6 +119,7 @@ class _Key(NamedTuple):
     target: str | None
     is_checked: bool
     is_aligned: bool = True  # the layout class
+    family: str = ""
 
 
 class _Compiled:
@@ -174,7 +175,7 @@ class Kernel:
         self._arch = None if arch is None else targets.get(arch)
         self._engine = engine
         self._targets: dict[int, Target] = {}  # by index of GPU
-        self._lowered: dict[tuple[str, tuple[int, int], str], Lowered] = {}
+        self._lowered: dict[tuple[str, tuple[int, int], str, str | None], Lowered] = {}
         self._compiled: dict[_Key, _Compiled] = {}
         self._lock = threading.Lock()
         self._integers = IntegerCheck(self.checked.attention)
@@ -345,8 +346,9 @@ class Kernel:
             self._raise_report(int(report[0]), binding)
         rendered = compiled.rendered
         if call is not None and is_ahead and launched is not None and rendered is not None:
-            fields = rendered.arguments.fields
-            self._plans.keep(call, DoneCall(launched, fields, binding, new, out_view, wanted))
+            fields, boxes = rendered.arguments.fields, rendered.program.boxes
+            done = DoneCall(launched, boxes, fields, binding, new, out_view, wanted)
+            self._plans.keep(call, done)
         results = tuple(arrays[name] for name in wanted)
         return results[0] if len(results) == 1 else results
 
@@ -435,14 +437,15 @@ class Kernel:
             return self._find_or_make(
                 key, lambda: _Compiled(plan_for_numpy(self.checked, dtype, dims))
             )
-        lowered = self._lower(dtype, dims, target)
-        obstacle = None if operands is None else lowered.family.why_unaligned(operands)
-        key = _Key(dtype.name, dims, target.name, is_checked, is_aligned=obstacle is None)
+        lowered = self._lower_for(dtype, dims, target, operands)
+        family = lowered.family
+        obstacle = None if operands is None else family.why_unaligned(operands)
+        key = _Key(dtype.name, dims, target.name, is_checked, obstacle is None, family.name)
 
         def make() -> _Compiled:
             rendered = render_lowered(lowered, is_checked=is_checked, is_aligned=key.is_aligned)
             if obstacle is not None:
-                slower = f"{lowered.family.name} runs its slower text for any address and stride"
+                slower = f"{family.name} runs its slower text for any address and stride"
                 _say_once(f"{self.name}: {slower}: {obstacle}")
             return _Compiled(rendered.program, rendered)
 
@@ -457,14 +460,34 @@ class Kernel:
                     found = self._compiled[key] = make()
         return found
 
-    def _lower(self, dtype: Element, dims: tuple[int, int], target: Target) -> Lowered:
-        key = dtype.name, dims, target.name
+    def _lower_for(
+        self,
+        dtype: Element,
+        dims: tuple[int, int],
+        target: Target,
+        operands: Mapping[str, ArrayView] | None,
+    ) -> Lowered:
+        """The program of the family that takes operands like these, or that stands in."""
+        lowered = self._lower(dtype, dims, target)
+        stand_in = lowered.family.stand_in
+        if operands is None or stand_in is None:
+            return lowered
+        obstacle = lowered.family.why_unaligned(operands)
+        if obstacle is None:
+            return lowered
+        _say_once(f"{self.name}: {stand_in} stands in for {lowered.family.name}: {obstacle}")
+        return self._lower(dtype, dims, target, stand_in)
+
+    def _lower(
+        self, dtype: Element, dims: tuple[int, int], target: Target, family: str | None = None
+    ) -> Lowered:
+        key = dtype.name, dims, target.name, family
         found = self._lowered.get(key)
         if found is None:
             with self._lock:
                 found = self._lowered.get(key)
                 if found is None:
-                    found = lower_program(self.checked, dtype, dims, target)
+                    found = lower_program(self.checked, dtype, dims, target, family=family)
                     if found.notes:
                         _say_once(f"{self.name}: {'; '.join(found.notes)}")
                     self._lowered[key] = found

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import final
 
 from attngen.codegen.arguments import ArgumentLayout, layout_arguments
-from attngen.compiler_errors import FamilyRefuses, UnknownFamily
+from attngen.compiler_errors import FamilyRefuses
 from attngen.diagnostics.diagnostic import AttnError
 from attngen.diagnostics.internal import require_valid
 from attngen.frontend.check import Checked
@@ -89,18 +89,23 @@ def lower_program(
     head_dims: tuple[int, int],
     target: Target,
     *,
+    family: str | None = None,
     observe: Observer | None = None,
 ) -> Lowered:
     """Compile one specialisation down to its loop nest.
 
+    family:  one that has to run it, with tiles of its own, whatever the schedule says.
     Units:   `head_dims` is (Dqk, Dv).
-    Errors:  A451 unknown kernel family; A452 the family (or every one) refuses the problem.
+    Errors:  A452 the family (or every one) refuses the problem.
     """
     attention = run_passes(specialize(checked.attention, dtype, *head_dims), observe)
-    family, schedule, notes = choose_family(attention, checked.schedule_for(target.name), target)
-    program = family.lower(attention, schedule)
-    require_valid(f"lowering for `{family.name}`", verify_program(program))
-    return Lowered(program, family, target, notes)
+    schedule = checked.schedule_for(target.name)
+    if family is not None:
+        schedule = replace(_with_free_tiles(schedule), kernel=family)
+    chosen, schedule, notes = choose_family(attention, schedule, target)
+    program = chosen.lower(attention, schedule)
+    require_valid(f"lowering for `{chosen.name}`", verify_program(program))
+    return Lowered(program, chosen, target, notes)
 
 
 def render_lowered(
@@ -118,7 +123,7 @@ def render_lowered(
     dtype = program.attention.dtype
     assert dtype is not None
     arguments = layout_arguments(
-        program.attention, dtype, program.workspaces, is_checked=is_checked
+        program.attention, dtype, program.workspaces, program.boxes, is_checked=is_checked
     )
     return Rendered(program, target, source, arguments, lowered.notes)
 
@@ -144,20 +149,22 @@ def choose_family(
     """
     families = all_families()
     if schedule.kernel is not None:
-        if schedule.kernel not in families:
-            raise AttnError(UnknownFamily(None, schedule.kernel, ", ".join(families)))
         named = families[schedule.kernel]
         if reasons := named.reasons_against(attention, schedule, target):
             raise AttnError(FamilyRefuses(None, named.name, target.name, "; ".join(reasons)))
         return named, named.complete(attention, schedule, target), ()
-    candidates = [f for f in families.values() if attention.dtype in f.dtypes]
+    candidates = [
+        f
+        for f in families.values()
+        if attention.dtype in f.dtypes and target.features.issuperset(f.features)
+    ]
     notes: list[str] = []
     for family in candidates:
         reasons = family.reasons_against(attention, schedule, target)
         if not reasons:
             return family, family.complete(attention, schedule, target), tuple(notes)
         notes.append(f"{family.name} on {target.name} does not take it: {'; '.join(reasons)}")
-    free = replace(schedule, tile_q=None, tile_kv=None, stages=None, warps=None, splits=None)
+    free = _with_free_tiles(schedule)
     for family in candidates:
         reasons = family.reasons_against(attention, free, target)
         if not reasons:
@@ -166,3 +173,7 @@ def choose_family(
             return family, complete, (*notes, f"{family.name} runs it with {tile} instead")
     last = candidates[-1]
     raise AttnError(FamilyRefuses(None, last.name, target.name, "; ".join(reasons)))
+
+
+def _with_free_tiles(schedule: Schedule) -> Schedule:
+    return replace(schedule, tile_q=None, tile_kv=None, stages=None, warps=None, splits=None)

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from attngen.diagnostics.diagnostic import Diagnostic
 
-__all__ = ["FamilyRefuses", "UnknownFamily"]
-
-
-class UnknownFamily(Diagnostic):
-    code = "A451"
-    title = "there is no kernel family `{kernel}`"
-    hint = "the families are {known}"
-    kernel: str
-    known: str
+__all__ = ["FamilyRefuses"]
 
 
 class FamilyRefuses(Diagnostic):

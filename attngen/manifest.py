@@ -9,8 +9,9 @@ grid's formula, and call `cuLaunchKernel`.  Where `launch_when` does not hold, l
 and its workspaces null.  Where `operands.alignment_bytes` is above 1, q, k and v begin at a
 multiple of it, rows are contiguous, and their other strides are multiples of it, in bytes.
 Formulas are text over names of integer fields, and `grid`, the number of blocks; `ceil_div(a, b)`
-is the smallest integer that is not below a / b.  The same program and compiler give the same
-bytes; nothing of the machine, the time or the folder is in it.
+is the smallest integer that is not below a / b, and `multiprocessors` what the GPU has of them.
+The same program and compiler give the same bytes; nothing of the machine, the time or the folder is
+in it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from attngen.compiler import Rendered
 from attngen.diagnostics.internal import require_valid
 from attngen.ir.attention import Attention, Param, Tensor
 from attngen.ir.digest import digest_attention
-from attngen.ir.program import CeilDiv, Dim, Launch, Program, Workspace
+from attngen.ir.program import CeilDiv, Dim, Launch, Program, TensorBox, Workspace
 from attngen.kernels import all_families
 
 __all__ = ["FORMAT", "build_manifest", "format_manifest", "grid_formula"]
@@ -41,7 +42,11 @@ FORMAT: Final = "attngen-manifest/1"
 """Changes when a field goes or changes its meaning; new fields leave it as it is."""
 
 _ELEMENT_BYTES: Final = 4
-_TYPES: Final = {"Q": ("pointer", 8), "q": ("int64", 8), "i": ("int32", 4), "f": ("float32", 4)}
+_ELEMENT_OF_A_BOX: Final = 2  # bytes
+_TYPES: Final = {
+    "128s": ("tensor_map", 128), "Q": ("pointer", 8), "q": ("int64", 8), "i": ("int32", 4),
+    "f": ("float32", 4),
+}  # fmt: skip
 _SIZES: Final = {
     "B": "batch", "Hq": "query heads", "Hkv": "key/value heads", "Sq": "query rows of the problem",
     "Skv": "keys of the problem",
@@ -180,7 +185,7 @@ def _launch(
         "needs_shared_opt_in": shared > rendered.target.shared_bytes_default,
         "parameters": [asdict(param) for param in found.params],
         "workspaces": [_workspace(each, rendered) for each in launch.workspaces],
-        "tensor_maps": [],
+        "tensor_maps": [_tensor_map(box) for box in launch.boxes],
         "registers": found.registers,
         "stack_bytes": found.stack_bytes,
         "spill_store_bytes": 0 if spills is None else spills.store_bytes,
@@ -197,7 +202,23 @@ _COVERED: Final = {"rows": "q_end - q_begin", "keys": "kv_end - kv_begin"}
 
 def grid_formula(launch: Launch) -> str:
     """Blocks of a launch, along x."""
-    return " * ".join(_dim(dim, {}) for dim in launch.grid)
+    product = " * ".join(_dim(dim, {}) for dim in launch.grid)
+    return f"min({product}, multiprocessors)" if launch.is_persistent else product
+
+
+def _tensor_map(box: TensorBox) -> dict[str, Any]:
+    """What cuTensorMapEncodeTiled is given for an operand, beside its address, sizes and strides.
+
+    Its dimensions are D, tokens, heads and batch.
+    """
+    return {
+        "argument": f"map_{box.operand}",
+        "operand": box.operand,
+        "box": [box.columns, box.tokens, 1, 1],
+        "swizzle_bytes": box.columns * _ELEMENT_OF_A_BOX,
+        "interleave": "none",
+        "outside": "zeros",
+    }
 
 
 def _condition(launch: Launch) -> str:
@@ -234,7 +255,7 @@ def _arguments(layout: ArgumentLayout, program: Program) -> dict[str, Any]:
     may_be_null |= {w.name for w in program.workspaces}
     return {
         "bytes": layout.size,
-        "alignment": 8,
+        "alignment": layout.alignment,
         "byte_order": "little",
         "fields": [
             _field(field, program.attention, is_nullable=field.name in may_be_null)
@@ -264,6 +285,8 @@ def _meaning(field: Field, attention: Attention) -> str:
     if name in ("q_begin", "q_end", "kv_begin", "kv_end"):
         what = "query rows" if name.startswith("q_") else "keys"
         return f"the launch covers the {what} [begin, end) of the problem"
+    if field.c_type == "ag_tensor_map":
+        return f"the tensor map of {name[-1]}; the launch's `tensor_maps` say which"
     if field.format == "Q":
         return _pointer_meaning(name, field, attention)
     for tensor in attention.tensors:

@@ -81,6 +81,8 @@ _SAFE = "passes three; normalize every_tile"
 _ONLINE = "passes two; normalize last"
 
 _SIMT = "kernel forward_simt"
+_MMA = "kernel forward_mma"
+_MMA_WITH_ANY_TILE = f"{_MMA}; tile q = auto, kv = auto; stages auto"
 _ONE_STAGE = "tile q = 32, kv = 32; stages 1"
 _WINDOW = (("W", 24),)
 _GRID = (("columns", 7), ("size", 3))
@@ -106,17 +108,23 @@ GOLDENS = (
     Golden("causal_bf16_d40_v72", "causal", "sm_80", "bf16", (40, 72), "tile q = 32, kv = 32"),
     Golden("causal_bf16_d72_any_stride", "causal", "sm_89", "bf16", (72, 72), is_aligned=False),
     Golden(
-        "gemma2_local_bf16_d256", "gemma2_local", "sm_90a", "bf16", (256, 256), consts=(("W", 24),)
+        "gemma2_local_bf16_d256",
+        "gemma2_local",
+        "sm_90a",
+        "bf16",
+        (256, 256),
+        _MMA_WITH_ANY_TILE,
+        consts=(("W", 24),),
     ),
-    Golden("gpt_oss_bf16_d64", "gpt_oss", "sm_90a", "bf16", (64, 64)),
-    Golden("mla_prefill_bf16_d192_v128", "mla_prefill", "sm_90a", "bf16", (192, 128)),
+    Golden("gpt_oss_bf16_d64", "gpt_oss", "sm_90a", "bf16", (64, 64), _MMA),
+    Golden("mla_prefill_bf16_d192_v128", "mla_prefill", "sm_90a", "bf16", (192, 128), _MMA),
     Golden("sigmoid_fp16_d64", "sigmoid_attention", "sm_89", "fp16", (64, 64)),
-    Golden("alibi_fp16_d64", "alibi", "sm_90a", "fp16", (64, 64)),
-    Golden("alibi_bf16_d128", "alibi", "sm_90a", "bf16", (128, 128)),
+    Golden("alibi_fp16_d64", "alibi", "sm_90a", "fp16", (64, 64), _MMA),
+    Golden("alibi_bf16_d128", "alibi", "sm_90a", "bf16", (128, 128), _MMA),
     Golden("longformer_fp16_d64", "longformer", "sm_89", "fp16", (64, 64), consts=_WINDOW),
-    Golden("prefix_lm_bf16_d64", "prefix_lm", "sm_90a", "bf16", (64, 64)),
-    Golden("packed_documents_fp16_d64", "packed_documents", "sm_90a", "fp16", (64, 64)),
-    Golden("padded_decode_fp16_d128", "padded_decode", "sm_90a", "fp16", (128, 128)),
+    Golden("prefix_lm_bf16_d64", "prefix_lm", "sm_90a", "bf16", (64, 64), _MMA),
+    Golden("packed_documents_fp16_d64", "packed_documents", "sm_90a", "fp16", (64, 64), _MMA),
+    Golden("padded_decode_fp16_d128", "padded_decode", "sm_90a", "fp16", (128, 128), _MMA),
     Golden("ragged_prefill_bf16_d64", "ragged_prefill", "sm_80", "bf16", (64, 64)),
     Golden(
         "natten_2d_fp16_d32",
@@ -126,9 +134,31 @@ GOLDENS = (
         (32, 32),
         consts=(("columns", 7), ("size", 3)),
     ),
-    Golden("speculative_tree_bf16_d64", "speculative_tree", "sm_90a", "bf16", (64, 64)),
+    Golden("speculative_tree_bf16_d64", "speculative_tree", "sm_90a", "bf16", (64, 64), _MMA),
     Golden(
-        "block_sparse_bf16_d64", "block_sparse", "sm_90a", "bf16", (64, 64), consts=(("block", 16),)
+        "block_sparse_bf16_d64",
+        "block_sparse",
+        "sm_90a",
+        "bf16",
+        (64, 64),
+        _MMA,
+        consts=(("block", 16),),
+    ),
+    # forward_wgmma
+    Golden("full_bf16_d128_wgmma", "full", "sm_90a", "bf16", (128, 128)),
+    Golden("causal_bf16_d64_wgmma", "causal", "sm_90a", "bf16", (64, 64)),
+    Golden("causal_fp16_d128_wgmma", "causal", "sm_90a", "fp16", (128, 128)),
+    Golden("causal_bf16_d256_wgmma", "causal", "sm_90a", "bf16", (256, 256)),
+    Golden("causal_fp16_d96_v48_wgmma", "causal", "sm_90a", "fp16", (96, 48)),
+    Golden("gpt_oss_bf16_d64_wgmma", "gpt_oss", "sm_90a", "bf16", (64, 64)),
+    Golden("mla_prefill_bf16_d192_v128_wgmma", "mla_prefill", "sm_90a", "bf16", (192, 128)),
+    Golden("sigmoid_fp16_d64_wgmma", "sigmoid_attention", "sm_90a", "fp16", (64, 64)),
+    Golden("alibi_bf16_d128_wgmma", "alibi", "sm_90a", "bf16", (128, 128)),
+    Golden("packed_documents_bf16_d128_wgmma", "packed_documents", "sm_90a", "bf16", (128, 128)),
+    Golden("padded_decode_fp16_d128_wgmma", "padded_decode", "sm_90a", "fp16", (128, 128)),
+    Golden("ragged_prefill_bf16_d64_wgmma", "ragged_prefill", "sm_90a", "bf16", (64, 64)),
+    Golden(
+        "block_sparse_bf16_d64_wgmma", "block_sparse", "sm_90a", "bf16", (64, 64), consts=_BLOCK
     ),
 )
 

@@ -33,7 +33,9 @@ from attngen.backend.errors import (
     SharedMemoryExceeded,
     UnknownKernel,
 )
+from attngen.backend.tensor_maps import TensorMapEncoder
 from attngen.diagnostics.diagnostic import AttnError
+from attngen.tensor_map import TensorMap
 
 __all__ = ["ArgumentBlock", "CudaModule", "Driver", "DriverError", "ReadyLaunch", "load_driver"]
 
@@ -66,6 +68,8 @@ class Driver(Protocol):
     def set_device(self, index: int) -> None: ...
     def capability(self, index: int) -> tuple[int, int]: ...
     def shared_limit(self, index: int) -> int: ...
+    def multiprocessors(self, index: int) -> int: ...
+    def encode_tensor_map(self, tensor: TensorMap) -> bytes: ...
     def describe_version(self) -> str: ...
     def describe_status(self, status: int) -> str: ...
     def load_module(self, cubin: bytes) -> Any: ...
@@ -145,6 +149,11 @@ class CudaModule:
         self._loaded: dict[tuple[str, int], _Loaded] = {}
         self._lock = threading.Lock()
 
+    @property
+    def driver(self) -> Driver:
+        """Errors:  A611 no GPU; A612 after a fork."""
+        return self._given_driver or load_driver()
+
     def prepare(self, kernel: str, device: Device, *, shared_bytes: int = 0) -> None:
         """Load a kernel on a device, and allow it this much dynamic shared memory.
 
@@ -200,7 +209,7 @@ class CudaModule:
 
         Errors:  those of `launch` but A618; `stream` is the one that must not be capturing.
         """
-        driver = self._given_driver or load_driver()
+        driver = self.driver
         loaded = self._loaded.get((kernel, device.index))
         if (
             loaded is None
@@ -221,7 +230,7 @@ class CudaModule:
     def _prepare(
         self, kernel: str, device: Device, shared_bytes: int, stream: int | None = None
     ) -> _Loaded:
-        driver = self._given_driver or load_driver()
+        driver = self.driver
         if driver.process_id != os.getpid():
             raise AttnError(ForkedAfterCuda(None))
         resources = self._find_resources(kernel)
@@ -398,6 +407,7 @@ def load_driver() -> Driver:
 
 _DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _SHARED_OPT_IN = 97  # cudaDevAttrMaxSharedMemoryPerBlockOptin
+_MULTIPROCESSORS = 16  # cudaDevAttrMultiProcessorCount
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # cudaDevAttrComputeCapabilityMajor, …Minor
 
 _OneParameter = ctypes.c_char_p * 1
@@ -422,6 +432,7 @@ class _CupyDriver:
         self._is_capturing.argtypes = [void, ctypes.POINTER(integer)]
         self._error_name = library.cuGetErrorName
         self._error_name.argtypes = [integer, ctypes.POINTER(ctypes.c_char_p)]
+        self._encoder: TensorMapEncoder | None = None  # drivers before 12 have none
 
     def count_devices(self) -> int:
         return self._device_count
@@ -438,6 +449,14 @@ class _CupyDriver:
 
     def shared_limit(self, index: int) -> int:
         return int(self._runtime.deviceGetAttribute(_SHARED_OPT_IN, index))
+
+    def multiprocessors(self, index: int) -> int:
+        return int(self._runtime.deviceGetAttribute(_MULTIPROCESSORS, index))
+
+    def encode_tensor_map(self, tensor: TensorMap) -> bytes:
+        if self._encoder is None:
+            self._encoder = TensorMapEncoder(self._library)
+        return self._encoder.encode(tensor)
 
     def describe_version(self) -> str:
         version = self._runtime.driverGetVersion()

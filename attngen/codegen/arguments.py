@@ -14,7 +14,7 @@ from typing import Any, Final, final
 
 from attngen.analysis.ranges import INT32, compile_time_ranges
 from attngen.ir.attention import Attention
-from attngen.ir.program import Workspace
+from attngen.ir.program import TensorBox, Workspace
 from attngen.ir.types import Element, ScalarType
 from attngen.record import record
 
@@ -28,7 +28,8 @@ C_ELEMENT: Final = {
 """The C++ type that stores one element."""
 
 _FORMAT: Final = {"pointer": "Q", "ag_i64": "q", "int": "i", "float": "f"}
-_BYTES: Final = {"Q": 8, "q": 8, "i": 4, "f": 4}
+_TENSOR_MAP: Final = "128s"
+_BYTES: Final = {_TENSOR_MAP: 128, "Q": 8, "q": 8, "i": 4, "f": 4}
 _OPERAND_DIMS: Final = ("b", "h", "s", "d")
 _C_WORKSPACE: Final = {"fp32": "float", "int32": "int"}
 _ROW_STATE: Final = frozenset(("state_m", "state_l", "state_acc"))
@@ -54,7 +55,7 @@ class Field:
 @final
 @record
 class ArgumentLayout:
-    """All members, in order; 8-byte ones first, so that nothing is padded in between."""
+    """All members, in order; large ones first, so that nothing is padded in between."""
 
     fields: tuple[Field, ...]
 
@@ -63,9 +64,14 @@ class ArgumentLayout:
         return struct.Struct("<" + "".join(f.format for f in self.fields))
 
     @property
+    def alignment(self) -> int:
+        """Bytes; the struct begins at a multiple of it."""
+        return 64 if any(f.format == _TENSOR_MAP for f in self.fields) else 8
+
+    @property
     def size(self) -> int:
-        """Bytes of the struct, a multiple of 8 as C++ wants it."""
-        return -(-self._packer.size // 8) * 8
+        """Bytes of the struct, a multiple of its alignment as C++ wants it."""
+        return -(-self._packer.size // self.alignment) * self.alignment
 
     def pack(self, values: Mapping[str, Any]) -> bytes:
         """The struct's bytes; `values` holds exactly one value per member."""
@@ -80,12 +86,14 @@ def layout_arguments(
     attention: Attention,
     dtype: Element,
     workspaces: tuple[Workspace, ...] = (),
+    boxes: tuple[TensorBox, ...] = (),
     *,
     is_checked: bool = False,
 ) -> ArgumentLayout:
     """The argument struct that all kernels of a program take.
 
     workspaces:  the program's; the row state has its place in every struct.
+    boxes:       the program's; a tensor map for each.
     is_checked:  there is a place for the report.
     """
     element = C_ELEMENT[dtype.name]
@@ -136,7 +144,10 @@ def layout_arguments(
             f"param {param.name}",
         )
         (wide if member[1] == "ag_i64" else narrow).append(member)
-    members = [(n, c, _FORMAT["pointer"], t) for n, c, t in pointers]
+    members = [
+        (f"map_{b.operand}", "ag_tensor_map", _TENSOR_MAP, f"boxes of {b.operand}") for b in boxes
+    ]
+    members += [(n, c, _FORMAT["pointer"], t) for n, c, t in pointers]
     members += [(n, c, _FORMAT[c], t) for n, c, t in [*wide, *narrow]]
     fields, offset = [], 0
     for name, c_type, code, comment in members:

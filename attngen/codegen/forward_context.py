@@ -107,7 +107,7 @@ def forward_context(
         head_dim_qk=qk,
         head_dim_v=v,
         arguments=layout_arguments(
-            attention, attention.dtype, program.workspaces, is_checked=is_checked
+            attention, attention.dtype, program.workspaces, program.boxes, is_checked=is_checked
         ),
         is_checked=is_checked,
         tensors=tensor_reads(attention),

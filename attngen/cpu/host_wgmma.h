@@ -1496,6 +1496,7 @@ const AsyncHooks kAsyncHooks = {is_known,         check_shared_by_clock, meet, d
 
 struct alignas(64) ag_tensor_map { unsigned char bytes[128]; };
 
+AG_DEVICE int ag_blocks() { return ag_host::self->block->run->launch->grid; }
 AG_DEVICE int ag_warp_group() { return ag_host::self->index / 128; }
 AG_DEVICE bool ag_elect(AG_SITE) { return ag_host::elect(*ag_host::self, {file, line}); }
 
@@ -1626,6 +1627,17 @@ AG_PRODUCTS(fp16, ag_host::kFp16)
 template <int kCount> AG_DEVICE void ag_pin(float (&)[kCount]) {}
 template <int kCount> AG_DEVICE void ag_pin(ag_u32 (&)[kCount][4]) {}
 
+AG_DEVICE ag_u32 ag_shuffle_xor(ag_u32 x, int mask, AG_SITE) {
+    return ag_host::bits_of(
+        ag_host::shuffle_xor(*ag_host::self, ag_host::float_of(x), mask, {file, line}));
+}
+AG_DEVICE void ag_store8(void* to, ag_u32 a, ag_u32 b, AG_SITE) {
+    ag_host::Thread& t = *ag_host::self;
+    ++t.counters.global_stores;
+    ag_host::check_global(t, to, 8, true, {file, line});
+    const ag_u32 words[2] = {a, b};
+    memcpy(to, words, sizeof words);
+}
 AG_DEVICE void ag_store_matrices(ag_u32 address, const ag_u32 (&r)[4], AG_SITE) {
     AG_CHECK_LOCAL(r);
     ag_host::store_matrices(*ag_host::self, address, r, false, {file, line});

@@ -30,19 +30,26 @@ from attngen.backend.device import (
 )
 from attngen.binding import Binding, IntegerCheck, ParamCheck
 from attngen.codegen.arguments import Field
-from attngen.engines.outputs import reach
+from attngen.engines.outputs import Encode, encode_map, reach
 from attngen.ir.attention import Attention
+from attngen.ir.program import TensorBox
+from attngen.ir.types import Element
 from attngen.record import record
 
 if TYPE_CHECKING:
     from attngen.engines.cuda_engine import Launched
 
-__all__ = ["Call", "CallPlan", "CallPlans", "DoneCall", "NewArray"]
+__all__ = ["Call", "CallPlan", "CallPlans", "DoneCall", "KnownMaps", "NewArray"]
 
 Array = Any
 
+_MAP_BYTES: Final = 128
+
 MOST_PLANS: Final = 64
 """Plans of one kernel, about 4 KiB each; beyond it the oldest goes."""
+
+MOST_MAPS: Final = 64
+"""Tensor maps of one operand in one plan, 128 bytes each; beyond it all of them go."""
 
 
 class NewArray(NamedTuple):
@@ -152,16 +159,40 @@ class CallPlans:
 
 
 @final
+class KnownMaps:
+    """The tensor maps of an operand, by its address: to encode one takes microseconds.
+
+    Threads may share one; two that meet a new address at once both encode it.
+    """
+
+    def __init__(self, box: TensorBox, view: ArrayView, element: Element, encode: Encode) -> None:
+        self._box, self._view, self._element, self._encode = box, view, element, encode
+        self._maps: dict[int, bytes] = {}
+
+    def find(self, pointer: int) -> bytes:
+        found = self._maps.get(pointer)
+        if found is None:
+            view = self._view._replace(pointer=pointer)
+            found = encode_map(self._box, view, self._element, self._encode)
+            if len(self._maps) >= MOST_MAPS:
+                self._maps.clear()
+            self._maps[pointer] = found
+        return found
+
+
+@final
 @record
 class DoneCall:
     """What a full call launched.
 
+    boxes:   of its tensor maps.
     new:     what it allocated.
     out:     the caller's own array for `o`, if any.
     wanted:  the members whose arrays it returned, in order.
     """
 
     launched: Launched
+    boxes: tuple[TensorBox, ...]
     fields: tuple[Field, ...]
     binding: Binding
     new: Mapping[NewArray, Array]
@@ -189,8 +220,18 @@ class CallPlan:
         places = {name: i for i, name in enumerate(known)}
         addresses = [field.name for field in done.fields if field.format == "Q"]
         self._in_order = itemgetter(*(places.get(name, len(known)) for name in addresses))
-        self._put_addresses = Struct(f"<{len(addresses)}Q").pack_into  # the struct begins with them
+        self._put_addresses = Struct(f"<{len(addresses)}Q").pack_into  # they lie side by side
         fields = {field.name: field for field in done.fields}
+        self._addresses_at = fields[addresses[0]].offset
+        encode = self._ready[0].driver.encode_tensor_map
+        self._maps = [
+            (
+                "qkv".index(box.operand),
+                fields[f"map_{box.operand}"].offset,
+                KnownMaps(box, given[box.operand], binding.dtype, encode),
+            )
+            for box in done.boxes
+        ]
         params = [fields[f"p_{name}"] for name in binding.params]
         self._put_params = [(Struct(f"<{f.format}").pack_into, f.offset) for f in params]
         assert self._fill_block(call, [pointer for pointer, _ in looks]) == self._block
@@ -233,7 +274,9 @@ class CallPlan:
     def _fill_block(self, call: Call, new: list[int]) -> bytes:
         """The argument struct with this call's addresses and params; null where there is none."""
         block = bytearray(self._block)
-        self._put_addresses(block, 0, *self._in_order((*call.pointers, *new, 0)))
+        self._put_addresses(block, self._addresses_at, *self._in_order((*call.pointers, *new, 0)))
+        for operand, offset, maps in self._maps:
+            block[offset : offset + _MAP_BYTES] = maps.find(call.pointers[operand])
         for (put, offset), value in zip(self._put_params, call.params, strict=True):
             put(block, offset, value)
         return bytes(block)

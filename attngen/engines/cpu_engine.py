@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from attngen.backend.device import ITEM_BYTES, ArrayView
 from attngen.binding import Binding
 from attngen.compiler import Rendered
 from attngen.cpu.run import Landing, MemoryRange, Mode, RunReport, run_on_cpu
+from attngen.cpu.tensor_map import encode_for_cpu
 from attngen.engines.outputs import Outputs, argument_values, due_launches, reach
 
-__all__ = ["run_on_host"]
+__all__ = ["MULTIPROCESSORS", "run_on_host"]
+
+MULTIPROCESSORS: Final = 2
+"""Blocks of a persistent kernel: so few that each walks several tiles."""
 
 
 def run_on_host(
@@ -30,7 +35,7 @@ def run_on_host(
     report is the sum over the launches.
     """
     program = rendered.program
-    launches = due_launches(program, binding, outputs)
+    launches = due_launches(program, binding, outputs, MULTIPROCESSORS)
     if not launches:
         return None
     written = outputs.views()
@@ -40,7 +45,7 @@ def run_on_host(
         # The range of an output may lie within that of an input: both are slices of a buffer.
         is_shared = any(_meet(view, other) for other in written.values())
         ranges.append(_range(name, view, is_writable=is_shared))
-    block = rendered.arguments.pack(argument_values(program, binding, outputs))
+    block = rendered.arguments.pack(argument_values(program, binding, outputs, encode_for_cpu))
     reports = [
         run_on_cpu(
             library,

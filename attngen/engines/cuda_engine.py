@@ -65,10 +65,14 @@ def launch_on_gpu(
 ) -> Launched | None:
     """Queue the program on a stream; None when the problem is empty and nothing was launched."""
     program = rendered.program
-    launches = due_launches(program, binding, outputs)
+    driver = module.driver
+    is_persistent = any(launch.is_persistent for launch in program.launches)
+    most = driver.multiprocessors(device.index) if is_persistent else 0
+    launches = due_launches(program, binding, outputs, most)
     if not launches:
         return None
-    block = rendered.arguments.pack(argument_values(program, binding, outputs))
+    values = argument_values(program, binding, outputs, driver.encode_tensor_map)
+    block = rendered.arguments.pack(values)
     ready = tuple(
         module.ready(
             launch.kernel,

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Final, final
+from typing import Any, Final, TypeAlias, final
 
 import numpy as np
 
 from attngen.backend.device import ITEM_BYTES, ArrayView
 from attngen.binding import Binding
-from attngen.ir.program import Launch, Program, Workspace, evaluate_dims
+from attngen.ir.program import Launch, Program, TensorBox, Workspace, evaluate_dims
+from attngen.ir.types import Element
+from attngen.tensor_map import TensorMap
 
 __all__ = [
-    "Outputs", "argument_values", "due_launches", "due_workspaces", "find_overlap", "grid_size",
-    "reach", "workspace_shape",
+    "Encode", "Outputs", "argument_values", "due_launches", "due_workspaces", "encode_map",
+    "find_overlap", "grid_size", "reach", "tensor_map", "workspace_shape",
 ]  # fmt: skip
 
 _WORK: Final = 10_000
 """Steps of the search for a shared element; where they do not suffice there is none known."""
 
 _DIMS = ("b", "h", "s", "d")
+
+Encode: TypeAlias = Callable[[TensorMap], bytes]
+"""A tensor map as a machine reads it, 128 bytes."""
+
+_NO_MAP: Final = bytes(128)
+"""Of an operand without elements, of which nothing is copied."""
 
 
 @final
@@ -59,8 +67,14 @@ class Outputs:
 _NULLABLE: Final = ("o", "lse", "row_max", "state_m", "state_l", "state_acc")
 
 
-def argument_values(program: Program, binding: Binding, outputs: Outputs) -> dict[str, Any]:
-    """One value per member of the argument struct, which all launches of a program share."""
+def argument_values(
+    program: Program, binding: Binding, outputs: Outputs, encode: Encode | None = None
+) -> dict[str, Any]:
+    """One value per member of the argument struct, which all launches of a program share.
+
+    encode:  needed by programs with tensor maps.
+    Errors:  A642 for an operand that `why_unaligned` should have refused.
+    """
     written = outputs.views()
     values: dict[str, Any] = {
         name: written[name].pointer if name in written else 0
@@ -83,9 +97,43 @@ def argument_values(program: Program, binding: Binding, outputs: Outputs) -> dic
         if name not in ("Dqk", "Dv"):
             values[name if name in ("B", "Hq", "Hkv", "Sq", "Skv") else f"n_{name}"] = size
     values |= {f"p_{name}": value for name, value in binding.params.items()}
+    for box in program.boxes:
+        assert encode is not None, "the program has tensor maps"
+        view = operands[box.operand]
+        assert view is not None
+        values[f"map_{box.operand}"] = encode_map(box, view, binding.dtype, encode)
     values["q_begin"], values["q_end"] = binding.rows
     values["kv_begin"], values["kv_end"] = binding.keys
     return values
+
+
+def encode_map(box: TensorBox, view: ArrayView, element: Element, encode: Encode) -> bytes:
+    """The tensor map of an operand [B, H, tokens, D]; zeros where it has no elements."""
+    if 0 in view.shape:
+        return _NO_MAP
+    return encode(tensor_map(box, view, element))
+
+
+def tensor_map(box: TensorBox, view: ArrayView, element: Element) -> TensorMap:
+    """The boxes of an operand [B, H, tokens, D]; what lies outside is zeros.
+
+    The stride of a dimension of size 1, which is never walked, is whatever the array has; here it
+    is one that is allowed.
+    """
+    batch, heads, tokens, columns = view.shape
+    strides = tuple(
+        element.bytes * stride if size > 1 else 16
+        for size, stride in zip((tokens, heads, batch), view.strides[-2::-1], strict=True)
+    )
+    return TensorMap(
+        box.operand,
+        element,
+        view.pointer,
+        (columns, tokens, heads, batch),
+        strides,
+        (box.columns, box.tokens, 1, 1),
+        box.columns * element.bytes,
+    )
 
 
 def workspace_shape(workspace: Workspace, binding: Binding) -> tuple[int, ...]:
@@ -104,23 +152,28 @@ def due_workspaces(
     return [w for each in due if _is_due(each, binding) for w in each.workspaces]
 
 
-def due_launches(program: Program, binding: Binding, outputs: Outputs) -> list[tuple[Launch, int]]:
+def due_launches(
+    program: Program, binding: Binding, outputs: Outputs, multiprocessors: int
+) -> list[tuple[Launch, int]]:
     """The launches of one call and their blocks, in order; none when the problem is empty.
 
-    One that a call can do without is there when its workspaces are.
+    One that a call can do without is there when its workspaces are.  A persistent one has at most
+    a block for each multiprocessor.
     """
     if grid_size(binding, program.main) == 0:
         return []
     written = outputs.views().keys()
     return [
-        (each, grid_size(binding, each))
+        (each, min(grid_size(binding, each), multiprocessors))
+        if each.is_persistent
+        else (each, grid_size(binding, each))
         for each in program.launches
         if not each.when or all(w.name in written for w in each.workspaces)
     ]
 
 
 def grid_size(binding: Binding, launch: Launch) -> int:
-    """Blocks of a launch; 0 when there are no rows."""
+    """Blocks of a launch, or tiles of a persistent one; 0 when there are no rows."""
     sizes = _sizes(binding)
     return math.prod(evaluate_dims(launch.grid, sizes)) if sizes["rows"] else 0
 

@@ -136,7 +136,7 @@ def check(
     `consts` replace the values that the block gives its consts; `dtype` and `head_dim` (qk, v)
     fix what the block leaves open.
 
-    Errors:  A2xx, and A40x, A451 in schedules; all that there are, in the order of the text.
+    Errors:  A2xx, and A40x in schedules; all that there are, in the order of the text.
     """
     # NumPy's numbers are numbers too.
     given = {n: v.item() if hasattr(v, "item") else v for n, v in (consts or {}).items()}

@@ -28,6 +28,7 @@ __all__ = [
     "Op",
     "Program",
     "Step",
+    "TensorBox",
     "TileProgram",
     "Workspace",
     "evaluate_dims",
@@ -156,10 +157,26 @@ class Workspace:
 
 @final
 @record
+class TensorBox:
+    """What one tensor copy of a launch moves of q, k or v; the argument `map_<operand>` is the
+    tensor map that says so.
+
+    A row of the box is `columns` elements of one token.  Its 16-byte chunks are exchanged among
+    each other in shared memory, so that 8 rows of one column meet all banks.
+    """
+
+    operand: str
+    columns: int
+    tokens: int
+
+
+@final
+@record
 class Launch:
     """One kernel launch.
 
-    grid:        blocks, the product of these.
+    grid:        blocks, the product of these; in a persistent kernel tiles, and there are as many
+                 blocks as the GPU has multiprocessors, if that is less.
     workspaces:  what it writes; launches behind it may read them.
     when:        a call needs all of these to have the launch; () is every call.  Where it is left
                  out, its workspaces are null, and the launches behind it do without.
@@ -173,6 +190,8 @@ class Launch:
     shared_bytes: int
     workspaces: tuple[Workspace, ...]
     when: tuple[MoreThan, ...] = ()
+    is_persistent: bool = False
+    boxes: tuple[TensorBox, ...] = ()
 
 
 @final
@@ -193,6 +212,11 @@ class Program:
     def workspaces(self) -> tuple[Workspace, ...]:
         """Those of all launches."""
         return tuple(w for launch in self.launches for w in launch.workspaces)
+
+    @property
+    def boxes(self) -> tuple[TensorBox, ...]:
+        """Those of all launches, which take the same arguments."""
+        return tuple(box for launch in self.launches for box in launch.boxes)
 
     def without_optional(self) -> Program:
         """The same without launches that a call can do without."""

@@ -9,7 +9,7 @@ from attngen.kernels.base import KernelFamily
 
 __all__ = ["all_families"]
 
-_BEST_FIRST: Final = ("forward_mma", "forward_simt")
+_BEST_FIRST: Final = ("forward_wgmma", "forward_mma", "forward_simt")
 """The last takes every problem."""
 
 

@@ -14,7 +14,7 @@ from attngen.ir.program import Program
 from attngen.ir.schedule import Schedule
 from attngen.ir.types import Element
 from attngen.record import record
-from attngen.targets.base import Target
+from attngen.targets.base import Feature, Target
 
 __all__ = ["KernelFamily", "SharedArray", "Strided", "list_arrays", "total_bytes"]
 
@@ -81,9 +81,20 @@ class KernelFamily(Protocol):
         ...
 
     @property
+    def features(self) -> tuple[Feature, ...]:
+        """What a target must have; for another one it is out of the question."""
+        ...
+
+    @property
     def operand_alignment(self) -> int:
         """Bytes: q, k and v begin at, and their rows are apart by, multiples of it, and rows are
         contiguous, in the text for aligned operands; 1 for a family that takes them as they are."""
+        ...
+
+    @property
+    def stand_in(self) -> str | None:
+        """The family that runs operands which `why_unaligned` has something against; None: this
+        one, with a text of its own."""
         ...
 
     def reasons_against(

@@ -119,7 +119,9 @@ class ForwardMma:
     name: str = "forward_mma"
     templates: tuple[str, ...] = _TEMPLATES
     dtypes: tuple[Element, ...] = (FP16, BF16)
+    features: tuple[Feature, ...] = _FEATURES
     operand_alignment: int = _COPY_BYTES
+    stand_in: str | None = None
 
     def reasons_against(
         self, attention: Attention, schedule: Schedule, target: Target

@@ -32,7 +32,7 @@ from attngen.kernels.base import KernelFamily, SharedArray, Strided, list_arrays
 from attngen.passes.barriers import SharedUse, place_barriers
 from attngen.passes.loop_nest import build_loop_nest
 from attngen.record import record
-from attngen.targets.base import Target
+from attngen.targets.base import Feature, Target
 
 __all__ = ["FAMILY", "Context", "ForwardSimt"]
 
@@ -86,7 +86,9 @@ class ForwardSimt:
     name: str = "forward_simt"
     templates: tuple[str, ...] = _TEMPLATES
     dtypes: tuple[Element, ...] = (FP16, BF16, FP32)
+    features: tuple[Feature, ...] = ()
     operand_alignment: int = 1
+    stand_in: str | None = None
 
     def reasons_against(
         self, attention: Attention, schedule: Schedule, target: Target

@@ -24,6 +24,8 @@ enum ag_policy : unsigned long long { kEvictFirst = 0x12f0000000000000ull, kEvic
 // What the driver's cuTensorMapEncodeTiled writes; it lies in the kernel's arguments.
 struct alignas(64) ag_tensor_map { unsigned long long words[16]; };
 
+// How many blocks the grid has.
+AG_DEVICE int ag_blocks() { return (int)gridDim.x; }
 // The number of this thread's warp group, which the compiler knows to be one for the warp.  (PTX ISA: shfl.sync.idx)
 AG_DEVICE int ag_warp_group() { return __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0); }
 // True in one lane of the warp, always the same.  (PTX ISA: elect.sync)
@@ -165,6 +167,11 @@ template <int kCount> AG_DEVICE void ag_pin(ag_u32 (&x)[kCount][4]) {
 #pragma unroll
     for (int i = 0; i < kCount * 4; ++i) asm volatile("" : "+r"(x[i / 4][i % 4])::"memory");
 }
+
+// A word of the lane whose number differs by `mask`.  (PTX ISA: shfl.sync.bfly)
+AG_DEVICE ag_u32 ag_shuffle_xor(ag_u32 x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+// 8 bytes to global memory, at a multiple of 8.  (PTX ISA: st.global.v2)
+AG_DEVICE void ag_store8(void* to, ag_u32 a, ag_u32 b) { *(uint2*)to = make_uint2(a, b); }
 
 // Four 8x8 matrices of 16-bit elements to shared memory: the reverse of ag_load_matrices.
 // (PTX ISA: stmatrix.x4, stmatrix.x4.trans)

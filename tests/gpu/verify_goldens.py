@@ -63,7 +63,8 @@ def on_gpu(golden: Golden, target: str) -> attngen.Kernel:
     assert rendered.source == golden.path.read_text(encoding="utf-8")
     cubin = compile_cached(rendered.source, name=golden.name, target=targets.get(target)).binary
     module = CudaModule(cubin, name=golden.name)
-    key = _Key(golden.dtype, golden.head_dim, golden.target, False, golden.is_aligned)
+    family = rendered.launch.family
+    key = _Key(golden.dtype, golden.head_dim, golden.target, False, golden.is_aligned, family)
     kernel._compiled[key] = _Compiled(rendered.program, rendered, module)
     return kernel
 

@@ -142,6 +142,33 @@ def every_mma_variant() -> list[Variant]:
     ]
 
 
+WGMMA_TILES = {
+    (128, 16): "stages 2",
+    (192, 32): "stages 3",
+    (128, 80): "stages 2",  # so many keys that parts of a product with v wait
+}
+WGMMA_HEAD_DIMS = ((16, 16), (96, 48), (144, 128))
+"""One to three boxes of 64 columns, whole and in part."""
+
+
+def every_wgmma_variant() -> list[Variant]:
+    """Every tile with every kind of formula, and the rest in turn."""
+    kinds = product(WGMMA_TILES, FORMULAS)
+    return [
+        Variant(
+            number,
+            ("fp16", "bf16")[number % 2],
+            tuple(WEIGHTS)[(number + number // 3) % 3],
+            WGMMA_TILES[tile],
+            tile,
+            WGMMA_HEAD_DIMS[(number + number // 3 * 2) % 3],
+            "forward_wgmma",
+            formulas,
+        )
+        for number, (tile, formulas) in enumerate(kinds)
+    ]
+
+
 def join(rendered: Sequence[Rendered]) -> str:
     """One text of several kernels."""
     device = rendered[0].source.split(END, 1)[0]

@@ -28,11 +28,14 @@ from tests.mutation import poison_dead_keys
 from .family import join
 
 HEADS = (2, 1)
+SCHEDULE = "kernel forward_mma; tile q = 16, kv = 16; warps 1"
 SIZES = ((20, 20, True), (1, 70, False), (40, 23, True), (37, 600, False))
 """(rows, keys, sorted documents); 600 keys are more tiles of 16 than a warp has lanes."""
 
 
-def compile_mask(number: int, mask: str) -> tuple[attngen.Kernel, Rendered]:
+def compile_mask(
+    number: int, mask: str, schedule: str = SCHEDULE, target: str = "sm_80"
+) -> tuple[attngen.Kernel, Rendered]:
     text = f"""attention m{number} {{
     param     w : int where 1 <= w <= 9
     tensor    doc : int32[B, Skv]
@@ -44,10 +47,9 @@ def compile_mask(number: int, mask: str) -> tuple[attngen.Kernel, Rendered]:
     output    o, lse
 }}
 """
-    schedule = "kernel forward_mma; tile q = 16, kv = 16; warps 1"
     kernel = attngen.compile_text(text, engine="cpu", schedule=schedule)
     dtype = FLOATING["fp16"]
-    lowered = lower_program(kernel.checked, dtype, (16, 16), targets.get("sm_80"))
+    lowered = lower_program(kernel.checked, dtype, (16, 16), targets.get(target))
     return kernel, render_lowered(lowered)
 
 

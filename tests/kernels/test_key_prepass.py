@@ -418,7 +418,7 @@ def test_a_call_has_the_launch_where_it_pays(
     binding = bind(program.attention, q, k, v, {"doc": doc}, {}, kv_range=kv_range)
     due = due_workspaces(program, binding)
     assert [w.name for w in due] == ["key_ends"] * is_due
-    assert [launch.kernel for launch, _ in due_launches(program, binding, Outputs())] == [
+    assert [launch.kernel for launch, _ in due_launches(program, binding, Outputs(), 1)] == [
         "documents_forward"
     ]
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from attngen.backend.launch import DriverError
 from attngen.backend.nvrtc import Emit, Outcome
+from attngen.cpu.tensor_map import encode_for_cpu
+from attngen.tensor_map import TensorMap
 
 
 class FakeCompiler:
@@ -82,6 +84,12 @@ class FakeDriver:
 
     def shared_limit(self, index: int) -> int:
         return self.limit
+
+    def multiprocessors(self, index: int) -> int:
+        return 132
+
+    def encode_tensor_map(self, tensor: TensorMap) -> bytes:
+        return encode_for_cpu(tensor)
 
     def describe_version(self) -> str:
         return "13.0"

@@ -1,0 +1,538 @@
+"""forward_wgmma: fp16 and bf16 on Hopper: tensor copies, wgmma, warp groups with roles.
+
+A block stays on its multiprocessor and walks query tiles.  One warp group lists the key tiles
+that each of them sees, and loads; two or three others have 64 query rows each and keep scores,
+weights and row state in registers.
+
+Source: the schedule is that of Shah et al., "FlashAttention-3", 2024, section 3, with steps
+that run on over the ends of query tiles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, final
+
+from attngen import resources
+from attngen.analysis.ranges import compile_time_ranges, infer_ranges
+from attngen.codegen.expr import float_literal
+from attngen.codegen.forward_context import ForwardContext, forward_context, head_dims
+from attngen.codegen.render import render
+from attngen.codegen.score_parts import cost_of_pair
+from attngen.codegen.score_text import print_scores
+from attngen.codegen.tiles import TileFormulas, find_key_sets, pair_by_pair, tile_formulas
+from attngen.ir.attention import Attention
+from attngen.ir.expr import Load
+from attngen.ir.program import (
+    Axis,
+    CeilDiv,
+    Launch,
+    Loop,
+    MoreThan,
+    Op,
+    Program,
+    Step,
+    TensorBox,
+    TileProgram,
+    Workspace,
+    grid_of,
+)
+from attngen.ir.schedule import LoopOrder, Normalize, Passes, Schedule
+from attngen.ir.traverse import postorder
+from attngen.ir.types import BF16, FP16, Element
+from attngen.kernels.base import KernelFamily, SharedArray, Strided, list_arrays, total_bytes
+from attngen.passes.loop_nest import build_loop_nest
+from attngen.targets.base import Feature, Target
+
+__all__ = ["FAMILY", "Context", "ForwardWgmma"]
+
+LARGEST_HEAD_DIM: Final = 256
+_GROUP_ROWS: Final = 64
+"""Rows of a product of a warp group."""
+_COLUMNS: Final = 64
+"""Columns of a box: 128 bytes, what a swizzle spans at most."""
+_ROW_BYTES: Final = 128
+_ELEMENT: Final = 2
+_COPY_BYTES: Final = 16
+_BARRIER: Final = 8
+_STAGES: Final = 2
+_PIECES: Final = 4
+"""Pieces of lists on their way: what is being worked on, and enough ahead of it."""
+_PIECE_BYTES: Final = 48
+_LATE_PARTS: Final = 3
+"""Parts of a product with v that wait for the row maxima.
+
+Measured on an H200 (D 64 and 128, 128 and 176 keys): 3 gain 3 to 8 % over none; at D 256 any lose.
+"""
+_REGISTERS: Final[Mapping[int, tuple[int, int]]] = {2: (40, 232), 3: (32, 160)}
+"""By the number of warp groups that compute: registers of a thread that serves, and computes.
+
+Together those of a multiprocessor, 512 or 504 for a thread of each group; with 24 the lane that
+loads spills.
+"""
+_MOST_SERVING: Final = 104
+_SPARE_REGISTERS: Final = 16
+"""What is left above the estimate for warp groups that compute, where another warp needs some."""
+_OTHER_REGISTERS: Final = 32
+"""Row state, addresses and counters of a thread that computes."""
+_SECTION_KILOBYTES: Final = 24 << 10
+"""Measured on an H200: 24 to 32 MB is best at D 64 and 128."""
+_MOST_AHEAD: Final = 128
+"""Keys of a tile: a lane keeps a bit for each of its pairs in a row, in 32 bits."""
+_CHEAP_SCORE: Final = 3
+_CHEAP_MASK: Final = 9
+"""As in forward_mma: operations of a linear score, nodes of a window."""
+_TILES_AT_ONCE: Final = 32
+_SUMMARY_WARPS: Final = 8
+
+PREPASS_KEYS: Final = 4 << 10
+"""Keys beyond which a launch of its own summarises them.
+
+One warp lists tiles for a whole block, and must not be what the others wait for: reading keys
+itself it needs about 500 clocks for each key tile, a third of a step.  An estimate.
+"""
+_TEMPLATE: Final = "forward_wgmma.cu.j2"
+_TEMPLATES: Final = (
+    _TEMPLATE,
+    "common/attention.cu.j2",
+    "common/tiles.cu.j2",
+    "common/key_tiles.cu.j2",
+    "common/wgmma.cu.j2",
+    "common/device.cuh",
+    "common/mma.cuh",
+    "common/wgmma.cuh",
+)
+_FEATURES: Final = (Feature.MBARRIER, Feature.TMA, Feature.SETMAXNREG, Feature.WGMMA)
+_OUTER_DIMS: Final = ("batch", "heads", "tokens")
+_MOST_STRIDE: Final = 2**40
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Context(ForwardContext):
+    """Every name that templates/forward_wgmma.cu.j2 and its macros use."""
+
+    mma: str
+    wgmma: str
+    product_element: str
+    tiles: TileFormulas
+    shared: tuple[SharedArray, ...]
+    groups: int
+    stages: int
+    pieces: int
+    early: int
+    serving_registers: int
+    computing_registers: int
+    blocks_qk: int
+    blocks_v: int
+    clears: bool
+    longest_first: bool
+    folds_scale: bool
+    masks_ahead: bool
+    section_kilobytes: int
+    weight_exponent: str
+    unscale_weights: str
+    prepass: str
+    group_warps: int
+    weight: str
+    output: str
+    lse: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """One choice of rows, keys and stages."""
+
+    q: int
+    kv: int
+    stages: int = _STAGES
+
+    @property
+    def groups(self) -> int:
+        """Warp groups that compute."""
+        return self.q // _GROUP_ROWS
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ForwardWgmma:
+    name: str = "forward_wgmma"
+    templates: tuple[str, ...] = _TEMPLATES
+    dtypes: tuple[Element, ...] = (FP16, BF16)
+    features: tuple[Feature, ...] = _FEATURES
+    operand_alignment: int = _COPY_BYTES
+    stand_in: str | None = "forward_mma"
+
+    def reasons_against(
+        self, attention: Attention, schedule: Schedule, target: Target
+    ) -> tuple[str, ...]:
+        reasons = [*_problem_reasons(attention, target), *_schedule_reasons(attention, schedule)]
+        if not reasons:
+            reasons += self._resource_reasons(attention, schedule, target)
+        return tuple(reasons)
+
+    def _resource_reasons(
+        self, attention: Attention, schedule: Schedule, target: Target
+    ) -> list[str]:
+        complete = self.complete(attention, schedule, target)
+        tile, reasons = _tile(complete), []
+        arrays = self.shared_arrays(attention, complete)
+        if total_bytes(arrays) > target.shared_bytes_per_block:
+            parts = list_arrays(arrays, " KiB")
+            reasons.append(
+                f"shared memory: {parts} = {total_bytes(arrays) / 1024:.1f} KiB; {target.name}"
+                f" allows {target.shared_bytes_per_block / 1024:.0f} KiB per block"
+            )
+        _, most = _REGISTERS[tile.groups]
+        if _registers(attention, tile) > most:
+            reasons.append(
+                f"64 rows and {tile.kv} keys need about {_registers(attention, tile)} registers a"
+                f" thread; of {tile.groups} warp groups each has {most}"
+            )
+        return reasons
+
+    def complete(self, attention: Attention, schedule: Schedule, target: Target) -> Schedule:
+        """The default for the head dims, or the nearest smaller one that fits."""
+        candidates = [_completed(schedule, tile) for tile in _defaults(attention)]
+        fitting = [c for c in candidates if self._fits(attention, c, target)]
+        return (fitting or candidates[-1:])[0]
+
+    def _fits(self, attention: Attention, schedule: Schedule, target: Target) -> bool:
+        tile = _tile(schedule)
+        shared = total_bytes(self.shared_arrays(attention, schedule))
+        _, most = _REGISTERS[tile.groups]
+        return shared <= target.shared_bytes_per_block and _registers(attention, tile) <= most
+
+    def shared_arrays(self, attention: Attention, schedule: Schedule) -> tuple[SharedArray, ...]:
+        """Blocks of 64 columns of q, k and v, then lists and barriers."""
+        tile = _tile(schedule)
+        qk, v = (_blocks(dim) * _ROW_BYTES for dim in head_dims(attention))
+        blocks = (
+            ("Query", tile.q * qk, "[kGroups][kBlocksQk][64][64]"),
+            ("Key", tile.stages * tile.kv * qk, "[kStages][kBlocksQk][kTileKv][64]"),
+            ("Value", tile.stages * tile.kv * v, "[kStages][kBlocksV][kTileKv][64]"),
+        )
+        placed, offset = [], 0
+        for name, size, shape in blocks:
+            placed.append(SharedArray(name, offset, size // _ELEMENT, size, shape))
+            offset += size
+        size = _PIECES * _PIECE_BYTES
+        placed.append(SharedArray("Pieces", offset, size, size, "[kPieces][kPieceBytes]"))
+        offset += size
+        for name, count, shape in _barriers(tile):
+            placed.append(SharedArray(name, offset, count, _BARRIER * count, shape))
+            offset += _BARRIER * count
+        return tuple(placed)
+
+    def lower(self, attention: Attention, schedule: Schedule) -> Program:
+        tile = _tile(schedule)
+        tiles = TileProgram(tile.q, tile.kv, build_loop_nest(attention.row_state, schedule))
+        last = self.shared_arrays(attention, schedule)[-1]
+        launch = Launch(
+            kernel=f"{attention.name}_forward",
+            family=self.name,
+            tiles=tiles,
+            grid=grid_of(tiles),
+            threads=128 * (tile.groups + 1),
+            shared_bytes=last.offset + last.bytes,
+            workspaces=(),
+            is_persistent=True,
+            boxes=(
+                TensorBox("q", _COLUMNS, _GROUP_ROWS),
+                TensorBox("k", _COLUMNS, tile.kv),
+                TensorBox("v", _COLUMNS, tile.kv),
+            ),
+        )
+        return Program(attention, schedule, (*_prepass(attention, tile), launch))
+
+    def why_unaligned(self, operands: Mapping[str, Strided]) -> str | None:
+        """The first thing that keeps a tensor map from describing q, k or v."""
+        for name, array in operands.items():
+            if 0 in array.shape:
+                continue  # nothing of it is copied
+            if array.pointer % _COPY_BYTES:
+                return f"`{name}` begins at an address that is no multiple of {_COPY_BYTES} bytes"
+            if array.shape[-1] > 1 and array.strides[-1] != 1:
+                return f"the elements of a row of `{name}` are {array.strides[-1]} apart, not 1"
+            for dim, size, stride in zip(_OUTER_DIMS, array.shape, array.strides, strict=False):
+                stride_bytes = stride * _ELEMENT
+                if size > 1 and stride_bytes % _COPY_BYTES:
+                    return (
+                        f"`{name}` has a stride of {stride_bytes} bytes along its {dim}, no"
+                        f" multiple of {_COPY_BYTES}"
+                    )
+                if size > 1 and not 0 < stride_bytes < _MOST_STRIDE:
+                    return (
+                        f"`{name}` has a stride of {stride_bytes} bytes along its {dim}, and tensor"
+                        " maps have strides above 0 and below 2^40"
+                    )
+        return None
+
+    def render(
+        self,
+        program: Program,
+        target: Target,
+        *,
+        is_checked: bool = False,
+        is_aligned: bool = True,
+    ) -> str:
+        """The CUDA text; there is one only for operands that a tensor map describes."""
+        if not is_aligned:
+            raise ValueError("another family stands in for such operands")
+        context = self.context(program, target, is_checked=is_checked)
+        return render(_TEMPLATE, context, name=context.name)
+
+    def context(self, program: Program, target: Target, *, is_checked: bool = False) -> Context:
+        """Everything the template places; all decisions are made here."""
+        attention, schedule = program.attention, program.schedule
+        assert attention.dtype is not None
+        tile, state = _tile(schedule), attention.row_state
+        scores = print_scores(attention, is_checked=is_checked)
+        printer = scores.printer
+        names = {"m": "m", "l": "l", "acc": "1.0f", "sink": "sink", "s": "s"}
+        qk, v = head_dims(attention)
+        tiles = pair_by_pair(attention) if is_checked else tile_formulas(attention)
+        serving, computing = _split_registers(attention, tile)
+        shared = forward_context(
+            program,
+            target,
+            printer,
+            templates=_TEMPLATES,
+            schedule=_describe(schedule),
+            is_checked=is_checked,
+            scores=scores,
+        )
+        return Context(
+            **shared.values(),
+            mma=resources.template_source("common/mma.cuh"),
+            wgmma=resources.template_source("common/wgmma.cuh"),
+            product_element=attention.dtype.name,
+            tiles=tiles,
+            shared=self.shared_arrays(attention, schedule),
+            groups=tile.groups,
+            stages=tile.stages,
+            pieces=_PIECES,
+            early=_early_parts(attention, tile),
+            serving_registers=serving,
+            computing_registers=computing,
+            blocks_qk=_blocks(qk),
+            blocks_v=_blocks(v),
+            clears=_clears(attention, tiles),
+            longest_first=attention.mask is not None,
+            folds_scale=_folds_scale(attention),
+            masks_ahead=_masks_ahead(attention),
+            section_kilobytes=_SECTION_KILOBYTES,
+            weight_exponent=float_literal(math.log2(attention.dtype.weight_scale)),
+            unscale_weights=float_literal(1.0 / attention.dtype.weight_scale),
+            prepass="".join(launch.kernel for launch in program.launches[:-1]),
+            group_warps=_SUMMARY_WARPS,
+            weight=printer.print_row_formula(state.weight, names),
+            output=printer.print_row_formula(state.output, names),
+            lse="" if state.lse is None else printer.print_row_formula(state.lse, names),
+        )
+
+
+def _prepass(attention: Attention, tile: _Tile) -> tuple[Launch, ...]:
+    """The launch that summarises keys, one block for each group of tiles; () without summaries."""
+    sets = find_key_sets(attention)
+    if sets is None:
+        return ()
+    groups = CeilDiv("keys", _TILES_AT_ONCE * tile.kv)
+    body = Loop(Axis.KV, True, (Step(Op.SUMMARISE_KEYS),))
+    launch = Launch(
+        kernel=f"{attention.name}_summarise_keys",
+        family=FAMILY.name,
+        tiles=TileProgram(tile.q, tile.kv, (Loop(Axis.BATCH_HEAD, True, (body,)),)),
+        grid=(*sets.dims, groups),
+        threads=32 * _SUMMARY_WARPS,
+        shared_bytes=4 * _SUMMARY_WARPS * sets.ends,
+        workspaces=(
+            Workspace("key_ends", (*sets.dims, sets.ends, _TILES_AT_ONCE + 1, groups), "int32"),
+        ),
+        when=(MoreThan("keys", PREPASS_KEYS), MoreThan("rows", tile.q)),
+    )
+    return (launch,)
+
+
+# ---- what it takes -------------------------------------------------------------------------
+
+
+def _problem_reasons(attention: Attention, target: Target) -> list[str]:
+    reasons = []
+    missing = [f.name.lower() for f in _FEATURES if f not in target.features]
+    if missing:
+        reasons.append(f"{target.name} has no {', '.join(missing)}")
+    if attention.dtype not in FAMILY.dtypes:
+        found = "an open dtype" if attention.dtype is None else attention.dtype.name
+        reasons.append(f"tensor cores multiply fp16 or bf16 here, not {found}")
+    qk, v = head_dims(attention)
+    for dim in sorted({qk, v}):
+        if dim % 16 or dim > LARGEST_HEAD_DIM:
+            reasons.append(
+                f"head dims are multiples of 16 up to {LARGEST_HEAD_DIM}, which {dim} is not"
+            )
+    if _blocks(v) > _blocks(qk):
+        reasons.append(f"rows of v are not wider than those of q and k, but {v} is above {qk}")
+    return reasons
+
+
+def _schedule_reasons(attention: Attention, schedule: Schedule) -> list[str]:
+    reasons = []
+    if schedule.loop is not LoopOrder.Q_KV:
+        reasons.append("its query tiles are outside: `loop q, kv`")
+    if attention.row_state.running_max and schedule.passes is not Passes.FUSED:
+        reasons.append("it walks the keys once: `passes fused`")
+    if attention.row_state.running_max and schedule.normalize is not Normalize.LAST:
+        reasons.append("it divides at the end: `normalize last`")
+    if schedule.splits not in (None, 1):
+        reasons.append("it does not split keys over blocks")
+    if schedule.stages is not None and not 2 <= schedule.stages <= 4:
+        reasons.append("`stages` is 2, 3 or 4")
+    if schedule.tile_q not in (None, *(_GROUP_ROWS * groups for groups in _REGISTERS)):
+        reasons.append(f"`tile q` is 128 or 192, not {schedule.tile_q}")
+    if schedule.tile_kv is not None and (schedule.tile_kv % 16 or schedule.tile_kv > 256):
+        reasons.append(f"`tile kv` is a multiple of 16 up to 256, not {schedule.tile_kv}")
+    if (schedule.tile_kv or 0) > _MOST_AHEAD and _masks_ahead(attention):
+        reasons.append(
+            f"`tile kv` is at most {_MOST_AHEAD} where a mask is found ahead of the scores"
+        )
+    if schedule.warps is not None and schedule.warps * 16 != schedule.tile_q:
+        reasons.append("each warp has 16 rows of `tile q`")
+    return reasons
+
+
+# ---- tiles ---------------------------------------------------------------------------------
+
+
+def _defaults(attention: Attention) -> tuple[_Tile, ...]:
+    """Tiles for the head dims, the ones to prefer first.
+
+    Measured on an H200 for plain scores, with and without a causal mask, but with the kernel of
+    another text; where more is computed for each pair, registers are left for it.
+    """
+    qk, v = head_dims(attention)
+    largest, is_bare = max(qk, v), _is_bare(attention)
+    smaller = (_Tile(128, 64), _Tile(128, 48), _Tile(128, 32), _Tile(128, 16))
+    if largest <= 64:
+        # A third warp group leaves few registers to those that compute, and to those that serve.
+        rows = 192 if is_bare and not attention.scores and attention.sink is None else 128
+        return (_Tile(rows, 128), _Tile(128, 128), *smaller)
+    if largest <= 128:
+        wide = is_bare and attention.mask is None and not attention.scores
+        return (_Tile(128, 176 if wide else 128), _Tile(128, 128), *smaller)
+    if largest <= 192:
+        return (_Tile(128, 128 if v <= 128 else 112), _Tile(128, 96), *smaller)
+    return (_Tile(128, 80), *smaller) if is_bare else smaller
+
+
+def _is_bare(attention: Attention) -> bool:
+    """Whether a pair's score is its product and a few additions, behind at most a cheap mask."""
+    is_cheap = cost_of_pair(attention) <= _CHEAP_SCORE
+    return is_cheap and attention.row_state.running_max and not _masks_ahead(attention)
+
+
+def _completed(schedule: Schedule, tile: _Tile) -> Schedule:
+    tile_q = schedule.tile_q or tile.q
+    return replace(
+        schedule,
+        kernel="forward_wgmma",
+        tile_q=tile_q,
+        tile_kv=schedule.tile_kv or tile.kv,
+        stages=schedule.stages or tile.stages,
+        warps=tile_q // 16,
+        splits=1,
+    )
+
+
+def _tile(schedule: Schedule) -> _Tile:
+    q, kv, stages = schedule.tile_q, schedule.tile_kv, schedule.stages
+    if q is None or kv is None or stages is None:
+        raise ValueError("complete the schedule first")
+    return _Tile(q, kv, stages)
+
+
+def _barriers(tile: _Tile) -> tuple[tuple[str, int, str], ...]:
+    """Name, number and shape of the barriers in shared memory."""
+    stages, groups, pieces = "[kStages]", "[kGroups]", "[kPieces]"
+    return (
+        ("QueryFull", tile.groups, groups),
+        ("QueryEmpty", tile.groups, groups),
+        ("KeyFull", tile.stages, stages),
+        ("KeyEmpty", tile.stages, stages),
+        ("ValueRaw", tile.stages, stages),
+        ("ValueFull", tile.stages, stages),
+        ("ValueEmpty", tile.stages, stages),
+        ("PieceFull", _PIECES, pieces),
+        ("PieceEmpty", _PIECES, pieces),
+    )
+
+
+def _blocks(dim: int) -> int:
+    return -(-dim // _COLUMNS)
+
+
+def _registers(attention: Attention, tile: _Tile) -> int:
+    """About how many a thread needs: its part of the output, its scores, rounded weights."""
+    _, v = head_dims(attention)
+    return v // 2 + tile.kv // 2 + tile.kv // 4 + _OTHER_REGISTERS
+
+
+def _split_registers(attention: Attention, tile: _Tile) -> tuple[int, int]:
+    """Registers of a thread that serves, and of one that computes.
+
+    A mask that is more than a window takes many to classify tiles.
+    """
+    serving, computing = _REGISTERS[tile.groups]
+    if tile.groups != 2 or not _masks_ahead(attention):
+        return serving, computing
+    wanted = -(-(_registers(attention, tile) + _SPARE_REGISTERS) // 8) * 8
+    together = serving + 2 * computing
+    serving = max(serving, min(_MOST_SERVING, together - 2 * wanted))
+    return serving, (together - serving) // 2
+
+
+def _early_parts(attention: Attention, tile: _Tile) -> int:
+    """Parts of a product with v that are started at once."""
+    parts = tile.kv // 16
+    is_small = max(head_dims(attention)) <= 128
+    return parts - _LATE_PARTS if is_small and parts > _LATE_PARTS + 1 else parts
+
+
+def _clears(attention: Attention, tiles: TileFormulas) -> bool:
+    """Whether a tile may hold keys that count as zeros, beside those past the ends of arrays."""
+    parts = (attention.length_kv, tiles.ranges, tiles.key_may)
+    return any(part is not None for part in parts)
+
+
+def _folds_scale(attention: Attention) -> bool:
+    """Whether exp2 can take the scale: there is nothing between, and no order is turned round."""
+    if attention.scores or not attention.row_state.running_max:
+        return False
+    symbols = compile_time_ranges(attention)
+    found = infer_ranges((attention.scale,), symbols, attention)[id(attention.scale)]
+    return not found.nan and found.low > 0 and found.high < math.inf
+
+
+def _masks_ahead(attention: Attention) -> bool:
+    """Whether the mask is better found before the scores, in a loop of its own."""
+    if attention.mask is None:
+        return False
+    nodes = tuple(postorder(attention.mask))
+    return len(nodes) > _CHEAP_MASK or any(isinstance(node, Load) for node in nodes)
+
+
+def _describe(schedule: Schedule) -> str:
+    return (
+        f"loop {schedule.loop.value}; passes {schedule.passes.value}; normalize"
+        f" {schedule.normalize.value}; tile q = {schedule.tile_q}, kv = {schedule.tile_kv};"
+        f" stages {schedule.stages}; warps {schedule.warps}"
+    )
+
+
+FAMILY: Final = ForwardWgmma()
+
+if TYPE_CHECKING:
+    _: KernelFamily = FAMILY

@@ -1,0 +1,93 @@
+"""Tensor maps among the arguments: those of the arrays of each call, with a plan and without."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attngen
+from attngen.backend import device as device_module
+from attngen.backend import launch as launch_module
+from attngen.backend.device import view
+from attngen.cpu.tensor_map import encode_for_cpu
+from attngen.engines.outputs import tensor_map
+from attngen.ir.types import FP16
+from tests.toolchain.fake_cuda import FakeDriver
+
+from .fake_gpu import FakeGpus, read_block
+from .texts import PLAIN
+
+B, HQ, HKV, SQ, SKV, D = 2, 4, 2, 300, 70, 64
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> FakeGpus:
+    gpus = FakeGpus((9, 0))
+    monkeypatch.setattr(launch_module, "load_driver", lambda: gpus)
+    monkeypatch.setattr(device_module, "_libraries", {})
+    monkeypatch.setattr(device_module, "_torch_names", {})
+    monkeypatch.setitem(sys.modules, "torch", gpus.torch)
+    return gpus
+
+
+def draw(gpus: FakeGpus) -> list[Any]:
+    shapes = (B, HQ, SQ, D), (B, HKV, SKV, D), (B, HKV, SKV, D)
+    memory = [np.zeros(int(np.prod(s)) + 8, np.float16) for s in shapes]
+    begins = [-x.ctypes.data % 16 // 2 for x in memory]
+    flat = zip(memory, begins, shapes, strict=True)
+    return [gpus.tensor(x[i : i + int(np.prod(s))].reshape(s)) for x, i, s in flat]
+
+
+def assert_maps(kernel: attngen.Kernel, launch: dict[str, Any], operands: list[Any]) -> None:
+    (program,) = kernel.programs
+    layout = kernel.render("sm_90a", dtype="fp16", head_dim=D).arguments
+    values = read_block(layout, launch["block"])
+    for box, operand in zip(program.main.boxes, operands, strict=True):
+        expected = tensor_map(box, view(operand, box.operand), FP16)
+        assert values[f"map_{box.operand}"] == encode_for_cpu(expected)
+        assert values[box.operand] == operand.data_ptr()
+
+
+def test_each_call_has_the_maps_of_its_arrays(
+    gpus: FakeGpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[str] = []
+    encode = FakeDriver.encode_tensor_map
+
+    def counted(self: FakeDriver, tensor: Any) -> bytes:
+        encoded.append(tensor.name)
+        return encode(self, tensor)
+
+    monkeypatch.setattr(FakeDriver, "encode_tensor_map", counted)
+    kernel = attngen.compile_text(PLAIN, schedule="kernel forward_wgmma")
+    first, second = draw(gpus), draw(gpus)
+    for operands in (first, second, first, [*first[:2], second[2]], second):
+        kernel(*operands)
+        assert_maps(kernel, gpus.launches[-1], operands)
+    # The first call, and its plan; then q, k and v of the second; nothing is encoded twice.
+    assert encoded == [*"qkv", *"qkv", *"qkv"]
+    assert len(kernel._plans) == 1
+
+
+@pytest.mark.parametrize(("multiprocessors", "grid"), [(132, 24), (10, 10)])
+def test_there_are_as_many_blocks_as_multiprocessors(
+    multiprocessors: int, grid: int, gpus: FakeGpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeDriver, "multiprocessors", lambda self, index: multiprocessors)
+    schedule = "kernel forward_wgmma; tile q = 128, kv = 64"
+    kernel = attngen.compile_text(PLAIN, schedule=schedule)
+    kernel(*draw(gpus))
+    assert gpus.launches[-1]["grid"] == grid
+    assert gpus.launches[-1]["threads"] == 384
+
+
+def test_the_struct_begins_with_the_maps_at_a_multiple_of_64() -> None:
+    kernel = attngen.compile_text(PLAIN, schedule="kernel forward_wgmma")
+    layout = kernel.render("sm_90a", dtype="fp16", head_dim=D).arguments
+    assert [(f.name, f.offset) for f in layout.fields[:4]] == [
+        ("map_q", 0), ("map_k", 128), ("map_v", 256), ("q", 384),
+    ]  # fmt: skip
+    assert (layout.alignment, layout.size % 64) == (64, 0)
