@@ -28,11 +28,14 @@ from tests.mutation import poison_dead_keys
 from .family import join
 
 HEADS = (2, 1)
+TILES = "tile q = 16, kv = 16; warps 1"
 SIZES = ((20, 20, True), (1, 70, False), (40, 23, True), (37, 600, False))
 """(rows, keys, sorted documents); 600 keys are more tiles of 16 than a warp has lanes."""
 
 
-def compile_mask(number: int, mask: str) -> tuple[attngen.Kernel, Rendered]:
+def compile_mask(
+    number: int, mask: str, tiles: str = TILES, head_dim: int = 16
+) -> tuple[attngen.Kernel, Rendered]:
     text = f"""attention m{number} {{
     param     w : int where 1 <= w <= 9
     tensor    doc : int32[B, Skv]
@@ -44,10 +47,10 @@ def compile_mask(number: int, mask: str) -> tuple[attngen.Kernel, Rendered]:
     output    o, lse
 }}
 """
-    schedule = "kernel forward_mma; tile q = 16, kv = 16; warps 1"
+    schedule = f"kernel forward_mma; {tiles}"
     kernel = attngen.compile_text(text, engine="cpu", schedule=schedule)
     dtype = FLOATING["fp16"]
-    lowered = lower_program(kernel.checked, dtype, (16, 16), targets.get("sm_80"))
+    lowered = lower_program(kernel.checked, dtype, (head_dim, head_dim), targets.get("sm_80"))
     return kernel, render_lowered(lowered)
 
 
