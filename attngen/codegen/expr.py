@@ -83,12 +83,13 @@ class _Precedence(IntEnum):
     SELECT = 0
     OR = 1
     AND = 2
-    EQUALITY = 3
-    RELATION = 4
-    SUM = 5
-    PRODUCT = 6
-    UNARY = 7
-    PRIMARY = 8
+    BITS = 3
+    EQUALITY = 4
+    RELATION = 5
+    SUM = 6
+    PRODUCT = 7
+    UNARY = 8
+    PRIMARY = 9
 
 
 @final
@@ -153,7 +154,8 @@ class ExprPrinter:
     ranges of the symbols that only they mention.  With `is_quick`, what is computed from a score
     takes the quick forms of functions, multiplies by the reciprocal of what does not vary, and
     adds a product in one operation.
-    A node in `given`, by its id, is not computed but named (score_parts.py).
+    A node in `given`, by its id, is not computed but named (score_parts.py, mask_parts.py).
+    With `is_branchless`, `and` and `or` are `&` and `|`, which skip nothing.
     """
 
     def __init__(
@@ -163,10 +165,12 @@ class ExprPrinter:
         symbols: Ranges | None = None,
         *,
         is_quick: bool = False,
+        is_branchless: bool = False,
         given: Mapping[int, Emitted] | None = None,
     ) -> None:
         self._attention = attention
         self._is_quick = is_quick
+        self._is_branchless = is_branchless
         self._given = given or {}
         self._factors: dict[int, tuple[Emitted, Emitted]] = {}
         roots = (*attention.expressions(), *further)
@@ -278,12 +282,8 @@ class ExprPrinter:
                 level = _RELATIONS[op]
                 left, right = (o.at(_Precedence(level + 1)) for o in operands)
                 return Emitted(f"{left} {op.value} {right}", CType.BOOL, level)
-            case Logical(op):
-                level = _Precedence.AND if op is LogicalOp.AND else _Precedence.OR
-                # Not needed by C++, but `a || (b && c)` is easier to read.
-                inner = _Precedence(_Precedence.AND + 1)
-                sign = " && " if op is LogicalOp.AND else " || "
-                return Emitted(sign.join(o.at(inner) for o in operands), CType.BOOL, level)
+            case Logical():
+                return self._chain(node, operands)
             case Select():
                 condition, then, otherwise = operands
                 if then.type is not otherwise.type:
@@ -296,6 +296,16 @@ class ExprPrinter:
                 return self._call(node, function, self._fitted(node, operands))
             case _:
                 assert_never(node)
+
+    def _chain(self, node: Logical, operands: list[Emitted]) -> Emitted:
+        is_and = node.op is LogicalOp.AND
+        if self._is_branchless:
+            sign, level, inner = " & " if is_and else " | ", _Precedence.BITS, _Precedence.UNARY
+        else:
+            sign, level = (" && ", _Precedence.AND) if is_and else (" || ", _Precedence.OR)
+            # Not needed by C++, but `a || (b && c)` is easier to read.
+            inner = _Precedence.BITS
+        return Emitted(sign.join(o.at(inner) for o in operands), CType.BOOL, level)
 
     def _symbol(self, node: Symbol, row_names: Mapping[str, str] | None) -> Emitted:
         if row_names is not None and node.name in row_names:
@@ -446,8 +456,13 @@ def growing(name: str, growth: int, factor: str | None = None) -> Emitted:
 
 
 def fixed(name: str, c_type: str) -> Emitted:
-    """`fixed.<name>`, which a score line takes."""
-    return Emitted(f"fixed.{name}", next(t for t in CType if t.text == c_type))
+    """`fixed.<name>`, which score lines and the mask take."""
+    return member("fixed", name, c_type)
+
+
+def member(of: str, name: str, c_type: str) -> Emitted:
+    """`<of>.<name>`, a part that is computed ahead."""
+    return Emitted(f"{of}.{name}", next(t for t in CType if t.text == c_type))
 
 
 def _unconditional(root: Expr) -> set[int]:

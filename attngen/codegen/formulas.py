@@ -6,7 +6,12 @@ from collections import Counter
 from typing import final
 
 from attngen.codegen.arguments import C_ELEMENT
-from attngen.codegen.expr import ExprPrinter, Variable, called_lets, mentions_score
+from attngen.codegen.expr import (
+    ExprPrinter,
+    Variable,
+    called_lets,
+    mentions_score,
+)
 from attngen.ir.attention import Attention, Tensor, TensorDim
 from attngen.ir.expr import Expr, Let, Load, Symbol
 from attngen.ir.traverse import children, postorder
@@ -40,7 +45,7 @@ class Formula:
 @final
 @record
 class FixedFormula:
-    """A part of the score lines that is computed once for a block, with its C++ type."""
+    """A part of the score lines or of the mask that is computed ahead, with its C++ type."""
 
     c_type: str
     formula: Formula
@@ -82,15 +87,15 @@ class TensorRead:
     clamped: tuple[int, ...]
 
 
-def formula(printer: ExprPrinter, e: Expr) -> Formula:
-    """An expression, with its line."""
-    body = printer.print(e)
+def formula(printer: ExprPrinter, e: Expr, *, is_eager: bool = False) -> Formula:
+    """An expression, with its line; `is_eager` as in `ExprPrinter.print`."""
+    body = printer.print(e, is_eager=is_eager)
     return Formula(body.variables, body.text, _line(e))
 
 
-def fixed_formula(printer: ExprPrinter, e: Expr) -> FixedFormula:
-    """An expression that depends on the head alone."""
-    body = printer.print(e)
+def fixed_formula(printer: ExprPrinter, e: Expr, *, is_eager: bool = False) -> FixedFormula:
+    """An expression that is computed ahead; `is_eager` as in `ExprPrinter.print`."""
+    body = printer.print(e, is_eager=is_eager)
     return FixedFormula(body.c_type, Formula(body.variables, body.text, _line(e)))
 
 

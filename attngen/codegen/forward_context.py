@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from attngen import resources
@@ -17,6 +17,7 @@ from attngen.codegen.formulas import (
     let_formulas,
     tensor_reads,
 )
+from attngen.codegen.mask_text import MaskText
 from attngen.codegen.render import template_digest
 from attngen.codegen.score_text import ScoreText
 from attngen.ir.attention import Attention
@@ -57,6 +58,7 @@ class ForwardContext:
     fixed: tuple[FixedFormula, ...]
     bases: tuple[Formula, ...]
     mask: Formula | None
+    mask_parts: MaskText | None
     sink: Formula | None
     length_q: Formula | None
     length_kv: Formula | None
@@ -76,12 +78,14 @@ def forward_context(
     schedule: str,
     is_checked: bool,
     scores: ScoreText | None = None,
+    mask: MaskText | None = None,
 ) -> ForwardContext:
     """The shared part of a context.
 
     templates:  the files that the text comes from, the family's own template first.
     schedule:   the complete schedule in the words of the header.
     scores:     the score lines in parts; None where they are computed as they stand.
+    mask:       the mask in parts, of which some join `fixed`; None where it is computed as a whole.
     """
     attention, launch = program.attention, program.main
     assert attention.dtype is not None
@@ -111,15 +115,16 @@ def forward_context(
         ),
         is_checked=is_checked,
         tensors=tensor_reads(attention),
-        lets=let_formulas(attention, printer),
+        lets=let_formulas(attention if mask is None else replace(attention, mask=None), printer),
         scale=formula(printer, attention.scale),
         score_lines=(
             scores.lines if scores else tuple(formula(printer, e) for e in attention.scores)
         ),
         addend=scores.addend if scores else None,
-        fixed=scores.fixed if scores else (),
+        fixed=(*(scores.fixed if scores else ()), *(mask.fixed if mask else ())),
         bases=scores.bases if scores else (),
-        mask=optional(attention.mask),
+        mask=mask.pair if mask else optional(attention.mask),
+        mask_parts=mask,
         sink=optional(attention.sink),
         length_q=optional(attention.length_q),
         length_kv=optional(attention.length_kv),

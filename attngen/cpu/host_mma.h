@@ -288,6 +288,7 @@ constexpr const char* kLoadMatrices = "ag_load_matrices";
 constexpr const char* kLoadMatricesTransposed = "ag_load_matrices_transposed";
 constexpr const char* kMultiply = "ag_mma";
 constexpr const char* kBallot = "ag_ballot";
+constexpr const char* kShuffle = "ag_shuffle";
 constexpr const char* kWarpMin = "ag_warp_min";
 constexpr const char* kWarpMax = "ag_warp_max";
 
@@ -430,6 +431,19 @@ AG_NOINLINE uint32_t ballot(Thread& t, bool condition, Site site) {
     return (uint32_t)t.warp->vote;
 }
 
+AG_NOINLINE uint32_t shuffle(Thread& t, uint32_t x, int source, Site site) {
+    if (AG_UNLIKELY(source < 0 || source > 31))
+        fail(t, kShuffleLane, site, "is lane %d and shuffles from lane %d: there is no such lane",
+             t.lane, source);
+    memcpy(&t.warp->in[t.lane], &x, 4);
+    t.warp->source[t.lane] = source;
+    whole_warp_collective(t, kShuffle, site, [](Warp& w) {
+        for (int lane = 0; lane < 32; ++lane) memcpy(&w.out[lane], &w.in[w.source[lane]], 4);
+    });
+    memcpy(&x, &t.warp->out[t.lane], 4);
+    return x;
+}
+
 AG_NOINLINE int extreme(Thread& t, int x, bool is_largest, Site site) {
     t.warp->votes[t.lane] = x;
     whole_warp_collective(t, is_largest ? kWarpMax : kWarpMin, site, [is_largest](Warp& w) {
@@ -516,6 +530,13 @@ AG_DEVICE float ag_max_number(float a, float b) {
 
 AG_DEVICE ag_u32 ag_ballot(bool condition, AG_SITE) {
     return ag_host::ballot(*ag_host::self, condition, {file, line});
+}
+template <class T> AG_DEVICE T ag_shuffle(T x, int lane, AG_SITE) {
+    uint32_t words[sizeof(T) / 4];
+    memcpy(words, &x, sizeof x);
+    for (uint32_t& word : words) word = ag_host::shuffle(*ag_host::self, word, lane, {file, line});
+    memcpy(&x, words, sizeof x);
+    return x;
 }
 AG_DEVICE int ag_warp_min(int x, AG_SITE) {
     return ag_host::extreme(*ag_host::self, x, false, {file, line});

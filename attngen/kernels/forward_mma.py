@@ -19,6 +19,8 @@ from attngen.analysis.ranges import compile_time_ranges, infer_ranges
 from attngen.analysis.tile_classes import classify_tiles
 from attngen.codegen.expr import float_literal
 from attngen.codegen.forward_context import ForwardContext, forward_context, head_dims
+from attngen.codegen.mask_parts import MaskParts, find_mask_parts
+from attngen.codegen.mask_text import print_mask
 from attngen.codegen.render import render
 from attngen.codegen.score_parts import cost_of_pair
 from attngen.codegen.score_text import print_scores
@@ -260,6 +262,9 @@ class ForwardMma:
         tile, state = _tile(schedule), attention.row_state
         scores = print_scores(attention, is_checked=is_checked)
         printer = scores.printer
+        # What is computed ahead is read at pairs that a mask skips, which a check must not report.
+        parts = None if is_checked else _mask_parts(attention)
+        mask = None if parts is None else print_mask(attention, parts, len(scores.fixed))
         names = {"m": "m", "l": "l", "acc": "1.0f", "sink": "sink", "s": "s"}
         width_qk, width_v = _widths(attention)
         shared = forward_context(
@@ -270,6 +275,7 @@ class ForwardMma:
             schedule=_describe(schedule),
             is_checked=is_checked,
             scores=scores,
+            mask=mask,
         )
         return Context(
             **shared.values(),
@@ -448,6 +454,9 @@ _MOST_AHEAD: Final = 128
 _CHEAP_MASK: Final = 9
 """Nodes of a window: two comparisons of a difference."""
 
+_WIDEST_WITH_READS: Final = 128
+"""Columns; beyond, `block_sparse` spills registers on sm_80 and sm_90a."""
+
 _MARGIN: Final = 64
 """Registers to be left when the query stays in registers.
 
@@ -486,8 +495,29 @@ def _masks_ahead(attention: Attention) -> bool:
     """Whether the mask is better found before the scores, when more registers are free."""
     if attention.mask is None:
         return False
-    nodes = tuple(postorder(attention.mask))
+    parts = find_mask_parts(attention)
+    fixed = () if parts is None else parts.fixed
+    fixed_nodes = set(postorder(*fixed))
+    nodes = [
+        node
+        for node in postorder(attention.mask if parts is None else parts.mask)
+        if node not in fixed_nodes
+    ]
     return len(nodes) > _CHEAP_MASK or any(isinstance(node, Load) for node in nodes)
+
+
+def _mask_parts(attention: Attention) -> MaskParts | None:
+    """What is computed ahead of a pair's mask: of rows and keys if it is found ahead.
+
+    Reads of many pairs at once take registers, of which the widest output leaves none.
+    """
+    parts = find_mask_parts(attention)
+    if parts is None:
+        return None
+    if not _masks_ahead(attention):
+        return parts.whole if parts.fixed else None
+    is_wide = max(_widths(attention)) > _WIDEST_WITH_READS
+    return None if parts.reads and is_wide else parts
 
 
 def _board(attention: Attention, tile: _Tile) -> tuple[tuple[str, int, str], ...]:

@@ -239,7 +239,8 @@ class ForwardWgmma:
             threads=128 * (tile.groups + 1),
             shared_bytes=last.offset + last.bytes,
             workspaces=(),
-            is_persistent=True,
+            # Under a mask query tiles differ: the GPU hands them out better than a fixed order.
+            is_persistent=attention.mask is None,
             boxes=(
                 TensorBox("q", _COLUMNS, _GROUP_ROWS),
                 TensorBox("k", _COLUMNS, tile.kv),

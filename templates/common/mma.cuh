@@ -63,6 +63,8 @@ AG_DEVICE float ag_max_number(float a, float b) { float r; asm("max.f32 %0, %1, 
 
 // One bit per lane: where the condition holds.  (PTX ISA: vote.sync.ballot)
 AG_DEVICE ag_u32 ag_ballot(bool condition) { return __ballot_sync(0xffffffffu, condition); }
+// The value of `x` in lane `lane`.  (PTX ISA: shfl.sync.idx)
+template <class T> AG_DEVICE T ag_shuffle(T x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
 // Minimum and maximum of an int over the warp.  (PTX ISA: redux.sync)
 AG_DEVICE int ag_warp_min(int x) { return __reduce_min_sync(0xffffffffu, x); }
 AG_DEVICE int ag_warp_max(int x) { return __reduce_max_sync(0xffffffffu, x); }

@@ -72,13 +72,16 @@ def test_each_call_has_the_maps_of_its_arrays(
     assert len(kernel._plans) == 1
 
 
-@pytest.mark.parametrize(("multiprocessors", "grid"), [(132, 24), (10, 10)])
-def test_there_are_as_many_blocks_as_multiprocessors(
-    multiprocessors: int, grid: int, gpus: FakeGpus, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("mask", "multiprocessors", "grid"),
+    [("", 132, 24), ("", 10, 10), ("mask causal", 132, 24), ("mask causal", 10, 24)],
+)
+def test_there_are_as_many_blocks_as_multiprocessors_where_tiles_are_equal(
+    mask: str, multiprocessors: int, grid: int, gpus: FakeGpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FakeDriver, "multiprocessors", lambda self, index: multiprocessors)
     schedule = "kernel forward_wgmma; tile q = 128, kv = 64"
-    kernel = attngen.compile_text(PLAIN, schedule=schedule)
+    kernel = attngen.compile_text(f"attention a {{\n    {mask}\n}}\n", schedule=schedule)
     kernel(*draw(gpus))
     assert gpus.launches[-1]["grid"] == grid
     assert gpus.launches[-1]["threads"] == 384

@@ -188,6 +188,8 @@ def scalars_case() -> Case:
     votes[::5, :] = votes[::5, :1]
     positive = ((votes > 0).astype(np.uint64) << LANES.astype(np.uint64)).sum(-1)
     lowest = np.array([(int(v) & -int(v)).bit_length() - 1 for v in votes.ravel()], np.int32)
+    named = np.take_along_axis(votes, votes.view(np.uint32).astype(np.int64) % 32, -1).ravel()
+    moved = np.roll(x.view(np.uint32).reshape(-1, 32), -1, -1).ravel()
     return Case(
         "mma_scalars",
         {
@@ -197,7 +199,12 @@ def scalars_case() -> Case:
             **{name: np.empty(count, np.uint32) for name in ("bf16_pairs", "fp16_pairs")},
             **{name: np.empty(count, np.float32) for name in FLOATS},
             "positive": np.empty(count, np.uint32),
-            **{name: np.empty(count, np.int32) for name in ("least", "largest", "lowest")},
+            **{
+                name: np.empty(count, np.int32)
+                for name in ("least", "largest", "lowest", "rotated")
+            },
+            "wide": np.empty(count, np.int64),
+            "moved": np.empty(count, np.uint32),
             "count": count,
         },
         {
@@ -205,6 +212,9 @@ def scalars_case() -> Case:
             "least": np.repeat(votes.min(-1), 32),
             "largest": np.repeat(votes.max(-1), 32),
             "lowest": lowest,
+            "rotated": named,
+            "wide": named * (np.int64(1) << 31) + 1,
+            "moved": moved,
         },
         grid=(count + 127) // 128,
         threads=128,

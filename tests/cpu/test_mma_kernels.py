@@ -285,6 +285,22 @@ PLANTED = [
         "ag_ballot",
     ),
     Planted(
+        "a shuffle from a lane that does not exist",
+        "mma_scalars",
+        "ag_shuffle(vote, lane)",
+        "ag_shuffle(vote, lane + 1)",
+        {Fault.SHUFFLE_LANE},
+        "shuffles from lane 32",
+    ),
+    Planted(
+        "a lane that leaves a shuffle out",
+        "mma_scalars",
+        "    ag_store(args.rotated + i, ag_shuffle(vote, lane));",
+        "    if (i % 32 != 9) ag_store(args.rotated + i, ag_shuffle(vote, lane));",
+        {Fault.DIVERGENT_WARP},
+        "ag_shuffle",
+    ),
+    Planted(
         "a warp of 16 lanes",
         "mma_products",
         "constexpr int kThreads = 32",

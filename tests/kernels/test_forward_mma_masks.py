@@ -34,7 +34,11 @@ SIZES = ((20, 20, True), (1, 70, False), (40, 23, True), (37, 600, False))
 
 
 def compile_mask(
-    number: int, mask: str, schedule: str = SCHEDULE, target: str = "sm_80"
+    number: int,
+    mask: str,
+    schedule: str = SCHEDULE,
+    target: str = "sm_80",
+    head_dim: int = 16,
 ) -> tuple[attngen.Kernel, Rendered]:
     text = f"""attention m{number} {{
     param     w : int where 1 <= w <= 9
@@ -49,7 +53,7 @@ def compile_mask(
 """
     kernel = attngen.compile_text(text, engine="cpu", schedule=schedule)
     dtype = FLOATING["fp16"]
-    lowered = lower_program(kernel.checked, dtype, (16, 16), targets.get(target))
+    lowered = lower_program(kernel.checked, dtype, (head_dim, head_dim), targets.get(target))
     return kernel, render_lowered(lowered)
 
 

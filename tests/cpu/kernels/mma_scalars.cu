@@ -14,6 +14,9 @@ struct ScalarsArgs {
     int* least;          // likewise
     int* largest;        // likewise
     int* lowest;         // the lowest bit of a vote
+    int* rotated;        // the vote of the lane that the lane's own vote names
+    ag_i64* wide;        // that vote, times 2^31 and 1 more
+    float* moved;        // x of the lane behind, to the bit
     int count;           // a multiple of 32
 };
 
@@ -36,4 +39,8 @@ AG_KERNEL(kThreads, mma_scalars, ScalarsArgs) {
     ag_store(args.least + i, ag_warp_min(vote));
     ag_store(args.largest + i, ag_warp_max(vote));
     ag_store(args.lowest + i, ag_lowest_bit((ag_u32)vote));
+    const int lane = (int)((ag_u32)vote % 32);
+    ag_store(args.rotated + i, ag_shuffle(vote, lane));
+    ag_store(args.wide + i, ag_shuffle((ag_i64)vote * 2147483648LL + 1, lane));
+    ag_store(args.moved + i, ag_shuffle(x, (i + 1) % 32));
 }
