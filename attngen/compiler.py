@@ -145,7 +145,8 @@ def choose_family(
     """The family that runs a problem, its complete schedule, and what the user should know.
 
     A family that the schedule names must take all of it.  Otherwise the best family that takes
-    everything is chosen; where none does, the best one with tiles of its own.
+    everything is chosen; where none does, the best one with tiles of its own.  The best comes
+    first, and behind the others where it says itself that it is slower.
     """
     families = all_families()
     if schedule.kernel is not None:
@@ -158,6 +159,7 @@ def choose_family(
         for f in families.values()
         if attention.dtype in f.dtypes and target.features.issuperset(f.features)
     ]
+    candidates.sort(key=lambda family: family.why_slower(attention) is not None)
     notes: list[str] = []
     for family in candidates:
         reasons = family.reasons_against(attention, schedule, target)

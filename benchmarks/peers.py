@@ -32,8 +32,8 @@ __all__ = [
     "make_peer",
 ]
 
-DEFAULT_SCHEDULE: Final = "kernel forward_mma"
-"""The fastest family, which runs only where a schedule names it."""
+DEFAULT_SCHEDULE: Final = "auto"
+"""What a user gets."""
 
 PEERS: Final = ("attngen", "fa2", "fa3", "fa4", "cudnn", "flex", "flex_flash")
 

@@ -41,6 +41,7 @@ from attngen.backend import device as device_module
 from attngen.backend import launch as launch_module
 from attngen.diagnostics.diagnostic import AttnError
 from attngen.kernels import forward_mma
+from attngen.tensor_map import TensorMap
 
 CALLS = 500
 """Calls of one repeat: fewer launches than a GPU's queue takes before it makes the caller wait."""
@@ -94,6 +95,12 @@ class FakeDriver:
 
     def shared_limit(self, index: int) -> int:
         return 227 * 1024
+
+    def multiprocessors(self, index: int) -> int:
+        return 132
+
+    def encode_tensor_map(self, tensor: TensorMap) -> bytes:
+        return bytes(128)
 
     def load_module(self, cubin: bytes) -> Any:
         return cubin

@@ -81,6 +81,7 @@ _SAFE = "passes three; normalize every_tile"
 _ONLINE = "passes two; normalize last"
 
 _SIMT = "kernel forward_simt"
+_WGMMA = "kernel forward_wgmma"
 _MMA = "kernel forward_mma"
 _MMA_WITH_ANY_TILE = f"{_MMA}; tile q = auto, kv = auto; stages auto"
 _ONE_STAGE = "tile q = 32, kv = 32; stages 1"
@@ -154,7 +155,14 @@ GOLDENS = (
     Golden("mla_prefill_bf16_d192_v128_wgmma", "mla_prefill", "sm_90a", "bf16", (192, 128)),
     Golden("sigmoid_fp16_d64_wgmma", "sigmoid_attention", "sm_90a", "fp16", (64, 64)),
     Golden("alibi_bf16_d128_wgmma", "alibi", "sm_90a", "bf16", (128, 128)),
-    Golden("packed_documents_bf16_d128_wgmma", "packed_documents", "sm_90a", "bf16", (128, 128)),
+    Golden(
+        "packed_documents_bf16_d128_wgmma",
+        "packed_documents",
+        "sm_90a",
+        "bf16",
+        (128, 128),
+        _WGMMA,
+    ),
     Golden("padded_decode_fp16_d128_wgmma", "padded_decode", "sm_90a", "fp16", (128, 128)),
     Golden("ragged_prefill_bf16_d64_wgmma", "ragged_prefill", "sm_90a", "bf16", (64, 64)),
     Golden(

@@ -45,7 +45,7 @@ from attngen.ir.traverse import children, postorder, rebuild, tensors
 from attngen.ir.types import ScalarType
 from attngen.record import record
 
-__all__ = ["MaskParts", "find_mask_parts"]
+__all__ = ["MaskParts", "find_mask_parts", "is_dear_per_pair"]
 
 
 class _Of(Flag):
@@ -304,3 +304,25 @@ def _count(root: Expr, ahead: Collection[int]) -> tuple[int, bool]:
         elif not isinstance(node, _FREE):
             cost += _COSTS.get(type(node), 1)
     return cost, reads
+
+
+_CHEAP_MASK: Final = 9
+"""Nodes of a window: two comparisons of a difference."""
+
+
+def is_dear_per_pair(attention: Attention) -> bool:
+    """Whether the mask reads or does more than a window's work for each pair.
+
+    What it does once for a block does not count.
+    """
+    if attention.mask is None:
+        return False
+    parts = find_mask_parts(attention)
+    fixed = () if parts is None else parts.fixed
+    fixed_nodes = set(postorder(*fixed))
+    nodes = [
+        node
+        for node in postorder(attention.mask if parts is None else parts.mask)
+        if node not in fixed_nodes
+    ]
+    return len(nodes) > _CHEAP_MASK or any(isinstance(node, Load) for node in nodes)

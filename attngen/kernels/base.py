@@ -115,6 +115,10 @@ class KernelFamily(Protocol):
         """The loop nest, grid and workspaces of a complete schedule."""
         ...
 
+    def why_slower(self, attention: Attention) -> str | None:
+        """Why the next family that takes it is likely to be faster; None for most."""
+        ...
+
     def why_unaligned(self, operands: Mapping[str, Strided]) -> str | None:
         """Why q, k and v, by name, need the text for any address and stride.
 

@@ -19,14 +19,13 @@ from attngen.analysis.ranges import compile_time_ranges, infer_ranges
 from attngen.analysis.tile_classes import classify_tiles
 from attngen.codegen.expr import float_literal
 from attngen.codegen.forward_context import ForwardContext, forward_context, head_dims
-from attngen.codegen.mask_parts import MaskParts, find_mask_parts
+from attngen.codegen.mask_parts import MaskParts, find_mask_parts, is_dear_per_pair
 from attngen.codegen.mask_text import print_mask
 from attngen.codegen.render import render
 from attngen.codegen.score_parts import cost_of_pair
 from attngen.codegen.score_text import print_scores
 from attngen.codegen.tiles import TileFormulas, find_key_sets, pair_by_pair, tile_formulas
 from attngen.ir.attention import Attention
-from attngen.ir.expr import Load
 from attngen.ir.program import (
     Axis,
     CeilDiv,
@@ -41,7 +40,6 @@ from attngen.ir.program import (
     grid_of,
 )
 from attngen.ir.schedule import LoopOrder, Normalize, Passes, Schedule
-from attngen.ir.traverse import postorder
 from attngen.ir.types import BF16, FP16, Element
 from attngen.kernels.base import KernelFamily, SharedArray, Strided, list_arrays, total_bytes
 from attngen.passes.loop_nest import build_loop_nest
@@ -216,6 +214,9 @@ class ForwardMma:
         )
         return Program(attention, schedule, (*_prepass(attention, tile), launch))
 
+    def why_slower(self, attention: Attention) -> str | None:
+        return None
+
     def why_unaligned(self, operands: Mapping[str, Strided]) -> str | None:
         """The first thing that keeps rows of q, k or v from being copied 16 bytes at a time.
 
@@ -291,7 +292,7 @@ class ForwardMma:
             query_in_registers=_query_in_registers(attention, tile, target),
             is_aligned=is_aligned,
             folds_scale=_folds_scale(attention),
-            masks_ahead=_masks_ahead(attention),
+            masks_ahead=is_dear_per_pair(attention),
             weight_exponent=float_literal(math.log2(attention.dtype.weight_scale)),
             unscale_weights=float_literal(1.0 / attention.dtype.weight_scale),
             prepass="".join(launch.kernel for launch in program.launches[:-1]),
@@ -366,7 +367,7 @@ def _schedule_reasons(attention: Attention, schedule: Schedule) -> list[str]:
         reasons.append(f"`tile q` is a power of 2 from 16 to 256, not {schedule.tile_q}")
     if schedule.tile_kv is not None and (schedule.tile_kv % 16 or schedule.tile_kv > 256):
         reasons.append(f"`tile kv` is a multiple of 16 up to 256, not {schedule.tile_kv}")
-    if (schedule.tile_kv or 0) > _MOST_AHEAD and _masks_ahead(attention):
+    if (schedule.tile_kv or 0) > _MOST_AHEAD and is_dear_per_pair(attention):
         reasons.append(
             f"`tile kv` is at most {_MOST_AHEAD} where a mask is found ahead of the scores"
         )
@@ -396,7 +397,7 @@ def _defaults(attention: Attention) -> tuple[_Tile, ...]:
     if is_bare:
         wider = (_Tile(128, 64, 4, 2), _Tile(128, 48, 4, 2), _Tile(128, 48, 4, 1))
         return (*wider, *smaller)
-    return smaller if _masks_ahead(attention) else (_Tile(64, 64, 4, 2), *smaller)
+    return smaller if is_dear_per_pair(attention) else (_Tile(64, 64, 4, 2), *smaller)
 
 
 def _is_bare(attention: Attention) -> bool:
@@ -407,7 +408,7 @@ def _is_bare(attention: Attention) -> bool:
     qk, v = _widths(attention)
     is_simple = qk == v and (qk % 64 == 0 or qk <= 32)
     is_cheap = cost_of_pair(attention) <= _CHEAP_SCORE
-    return is_simple and is_cheap and not has_extras and not _masks_ahead(attention)
+    return is_simple and is_cheap and not has_extras and not is_dear_per_pair(attention)
 
 
 def _completed(schedule: Schedule, tile: _Tile) -> Schedule:
@@ -451,9 +452,6 @@ _CHEAP_SCORE: Final = 3
 _MOST_AHEAD: Final = 128
 """Keys of a tile: a lane keeps a bit for each of its pairs in a row, in 32 bits."""
 
-_CHEAP_MASK: Final = 9
-"""Nodes of a window: two comparisons of a difference."""
-
 _WIDEST_WITH_READS: Final = 128
 """Columns; beyond, `block_sparse` spills registers on sm_80 and sm_90a."""
 
@@ -491,21 +489,6 @@ def _folds_scale(attention: Attention) -> bool:
     return not found.nan and found.low > 0 and found.high < math.inf
 
 
-def _masks_ahead(attention: Attention) -> bool:
-    """Whether the mask is better found before the scores, when more registers are free."""
-    if attention.mask is None:
-        return False
-    parts = find_mask_parts(attention)
-    fixed = () if parts is None else parts.fixed
-    fixed_nodes = set(postorder(*fixed))
-    nodes = [
-        node
-        for node in postorder(attention.mask if parts is None else parts.mask)
-        if node not in fixed_nodes
-    ]
-    return len(nodes) > _CHEAP_MASK or any(isinstance(node, Load) for node in nodes)
-
-
 def _mask_parts(attention: Attention) -> MaskParts | None:
     """What is computed ahead of a pair's mask: of rows and keys if it is found ahead.
 
@@ -514,7 +497,7 @@ def _mask_parts(attention: Attention) -> MaskParts | None:
     parts = find_mask_parts(attention)
     if parts is None:
         return None
-    if not _masks_ahead(attention):
+    if not is_dear_per_pair(attention):
         return parts.whole if parts.fixed else None
     is_wide = max(_widths(attention)) > _WIDEST_WITH_READS
     return None if parts.reads and is_wide else parts

@@ -182,6 +182,9 @@ class ForwardSimt:
         )
         return Program(attention, schedule, (launch,))
 
+    def why_slower(self, attention: Attention) -> str | None:
+        return None
+
     def why_unaligned(self, operands: Mapping[str, Strided]) -> str | None:
         return None
 

@@ -79,13 +79,17 @@ def members_of_c(file: str) -> set[str]:
     }
 
 
+UNUSED = {"forward_wgmma": {"tile_q"}}
+"""Shared fields that a family needs not: its rows are 64 for each warp group."""
+
+
 @pytest.mark.parametrize("name", all_families())
 def test_fields_are_the_names_that_the_template_uses(name: str) -> None:
     family = all_families()[name]
     module = sys.modules[type(family).__module__]
     used = set().union(*(members_of_c(f) for f in family.templates if f.endswith(".j2")))
     declared = {field.name for field in fields(module.Context)}
-    unused = declared - used
+    unused = declared - used - UNUSED.get(name, set())
     assert used <= declared, f"{used - declared} are no fields"
     assert not unused, f"{unused} are used nowhere"
 
@@ -93,7 +97,10 @@ def test_fields_are_the_names_that_the_template_uses(name: str) -> None:
 @pytest.mark.parametrize("file", sorted({f for x in all_families().values() for f in x.templates}))
 def test_a_template_takes_nothing_but_its_context(file: str) -> None:
     if file.endswith(".j2"):
-        free = meta.find_undeclared_variables(_environment().parse(template_source(file)))
+        tree = _environment().parse(template_source(file))
+        # What is set inside of an `if` counts as undeclared.
+        own = {a.target.name for a in tree.find_all(nodes.Assign)}  # type: ignore[attr-defined]
+        free = meta.find_undeclared_variables(tree) - own
         assert free == (set() if "/" in file else {"c"})
 
 
