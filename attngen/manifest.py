@@ -203,7 +203,11 @@ _COVERED: Final = {"rows": "q_end - q_begin", "keys": "kv_end - kv_begin"}
 def grid_formula(launch: Launch) -> str:
     """Blocks of a launch, along x."""
     product = " * ".join(_dim(dim, {}) for dim in launch.grid)
-    return f"min({product}, multiprocessors)" if launch.is_persistent else product
+    if not launch.is_persistent:
+        return product
+    least = f"min({product}, multiprocessors)"
+    conditions = " and ".join(f"{_COVERED.get(c.size, c.size)} > {c.number}" for c in launch.spread)
+    return f"{product} if {conditions} else {least}" if conditions else least
 
 
 def _tensor_map(box: TensorBox) -> dict[str, Any]:

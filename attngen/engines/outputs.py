@@ -12,7 +12,7 @@ import numpy as np
 
 from attngen.backend.device import ITEM_BYTES, ArrayView
 from attngen.binding import Binding
-from attngen.ir.program import Launch, Program, TensorBox, Workspace, evaluate_dims
+from attngen.ir.program import Launch, MoreThan, Program, TensorBox, Workspace, evaluate_dims
 from attngen.ir.types import Element
 from attngen.tensor_map import TensorMap
 
@@ -158,15 +158,13 @@ def due_launches(
     """The launches of one call and their blocks, in order; none when the problem is empty.
 
     One that a call can do without is there when its workspaces are.  A persistent one has at most
-    a block for each multiprocessor.
+    a block for each multiprocessor, where it is not spread.
     """
     if grid_size(binding, program.main) == 0:
         return []
     written = outputs.views().keys()
     return [
-        (each, min(grid_size(binding, each), multiprocessors))
-        if each.is_persistent
-        else (each, grid_size(binding, each))
+        (each, _blocks(each, binding, multiprocessors))
         for each in program.launches
         if not each.when or all(w.name in written for w in each.workspaces)
     ]
@@ -178,9 +176,19 @@ def grid_size(binding: Binding, launch: Launch) -> int:
     return math.prod(evaluate_dims(launch.grid, sizes)) if sizes["rows"] else 0
 
 
+def _blocks(launch: Launch, binding: Binding, multiprocessors: int) -> int:
+    tiles = grid_size(binding, launch)
+    is_spread = bool(launch.spread) and _hold(launch.spread, binding)
+    return min(tiles, multiprocessors) if launch.is_persistent and not is_spread else tiles
+
+
 def _is_due(launch: Launch, binding: Binding) -> bool:
+    return _hold(launch.when, binding)
+
+
+def _hold(conditions: tuple[MoreThan, ...], binding: Binding) -> bool:
     sizes = _sizes(binding)
-    return all(sizes[condition.size] > condition.number for condition in launch.when)
+    return all(sizes[condition.size] > condition.number for condition in conditions)
 
 
 def _sizes(binding: Binding) -> Mapping[str, int]:

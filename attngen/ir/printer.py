@@ -272,6 +272,8 @@ def _launch(launch: Launch) -> Iterator[str]:
         yield f"    when      {' and '.join(f'{c.size} > {c.number}' for c in launch.when)}"
     yield f"    tile      q = {tiles.tile_q}, kv = {tiles.tile_kv}"
     most = ", at most one for each multiprocessor" if launch.is_persistent else ""
+    if launch.spread:
+        most += f" unless {' and '.join(f'{c.size} > {c.number}' for c in launch.spread)}"
     yield f"    grid      {' * '.join(map(_dim, launch.grid))}{most}"
     yield f"    threads   {launch.threads}"
     yield f"    shared    {launch.shared_bytes} bytes"

@@ -177,6 +177,8 @@ class Launch:
 
     grid:        blocks, the product of these; in a persistent kernel tiles, and there are as many
                  blocks as the GPU has multiprocessors, if that is less.
+    spread:      a persistent kernel has a block for each tile after all where all of these hold;
+                 () is never.
     workspaces:  what it writes; launches behind it may read them.
     when:        a call needs all of these to have the launch; () is every call.  Where it is left
                  out, its workspaces are null, and the launches behind it do without.
@@ -191,6 +193,7 @@ class Launch:
     workspaces: tuple[Workspace, ...]
     when: tuple[MoreThan, ...] = ()
     is_persistent: bool = False
+    spread: tuple[MoreThan, ...] = ()
     boxes: tuple[TensorBox, ...] = ()
 
 

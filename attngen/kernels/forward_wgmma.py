@@ -89,6 +89,13 @@ _CHEAP_MASK: Final = 9
 _TILES_AT_ONCE: Final = 32
 _SUMMARY_WARPS: Final = 8
 
+SPREAD_KEYS: Final = 2 << 10
+"""Keys beyond which each query tile under a mask is a block of its own.
+
+Such tiles differ, and the GPU hands them out better than a fixed order does; with fewer keys that
+costs more than it gains (docs/performance.md).
+"""
+
 PREPASS_KEYS: Final = 4 << 10
 """Keys beyond which a launch of its own summarises them.
 
@@ -241,8 +248,8 @@ class ForwardWgmma:
             threads=128 * (tile.groups + 1),
             shared_bytes=last.offset + last.bytes,
             workspaces=(),
-            # Under a mask query tiles differ: the GPU hands them out better than a fixed order.
-            is_persistent=attention.mask is None,
+            is_persistent=True,
+            spread=() if attention.mask is None else (MoreThan("keys", SPREAD_KEYS),),
             boxes=(
                 TensorBox("q", _COLUMNS, _GROUP_ROWS),
                 TensorBox("k", _COLUMNS, tile.kv),

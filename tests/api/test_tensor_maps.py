@@ -15,6 +15,7 @@ from attngen.backend.device import view
 from attngen.cpu.tensor_map import encode_for_cpu
 from attngen.engines.outputs import tensor_map
 from attngen.ir.types import FP16
+from attngen.kernels import forward_wgmma
 from tests.toolchain.fake_cuda import FakeDriver
 
 from .fake_gpu import FakeGpus, read_block
@@ -73,12 +74,24 @@ def test_each_call_has_the_maps_of_its_arrays(
 
 
 @pytest.mark.parametrize(
-    ("mask", "multiprocessors", "grid"),
-    [("", 132, 24), ("", 10, 10), ("mask causal", 132, 24), ("mask causal", 10, 24)],
+    ("mask", "spread_keys", "multiprocessors", "grid"),
+    [
+        ("", 0, 132, 24),
+        ("", 0, 10, 10),
+        ("mask causal", SKV, 10, 10),
+        ("mask causal", SKV - 1, 132, 24),
+        ("mask causal", SKV - 1, 10, 24),
+    ],
 )
-def test_there_are_as_many_blocks_as_multiprocessors_where_tiles_are_equal(
-    mask: str, multiprocessors: int, grid: int, gpus: FakeGpus, monkeypatch: pytest.MonkeyPatch
+def test_there_are_as_many_blocks_as_multiprocessors_where_tiles_are_alike_or_few(
+    mask: str,
+    spread_keys: int,
+    multiprocessors: int,
+    grid: int,
+    gpus: FakeGpus,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(forward_wgmma, "SPREAD_KEYS", spread_keys)
     monkeypatch.setattr(FakeDriver, "multiprocessors", lambda self, index: multiprocessors)
     schedule = "kernel forward_wgmma; tile q = 128, kv = 64"
     kernel = attngen.compile_text(f"attention a {{\n    {mask}\n}}\n", schedule=schedule)
