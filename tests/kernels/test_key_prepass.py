@@ -37,6 +37,7 @@ from attngen.engines.outputs import (
 )
 from attngen.ir.types import FP16
 from attngen.kernels import forward_mma
+from attngen.kernels.forward_mma import PREPASS_KEYS
 
 from .family import join
 
@@ -402,11 +403,11 @@ def spread(rows: int, keys: int) -> list[np.ndarray]:
 @pytest.mark.parametrize(
     ("rows", "keys", "kv_range", "is_due"),
     [
-        (TILE + 1, 32769, None, True),
-        (TILE + 1, 32768, None, False),
-        (TILE, 32769, None, False),  # one query tile reads each key once either way
-        (TILE + 1, 60000, (9, 9 + 32769), True),
-        (TILE + 1, 60000, (9, 9 + 32768), False),
+        (TILE + 1, PREPASS_KEYS + 1, None, True),
+        (TILE + 1, PREPASS_KEYS, None, False),
+        (TILE, PREPASS_KEYS + 1, None, False),  # one query tile reads each key once either way
+        (TILE + 1, 60000, (9, 9 + PREPASS_KEYS + 1), True),
+        (TILE + 1, 60000, (9, 9 + PREPASS_KEYS), False),
     ],
 )
 def test_a_call_has_the_launch_where_it_pays(
@@ -501,7 +502,7 @@ def test_calls_and_parts_of_them(launched: list[str], monkeypatch: pytest.Monkey
 
 
 def test_a_call_of_many_keys(launched: list[str]) -> None:
-    """More than 32768 keys, with the constant as it is, against the reference."""
+    """More keys than the constant as it is, against the reference."""
     kernel = attngen.compile_text(PACKED, engine="cpu", schedule=SCHEDULE)
     rng = np.random.default_rng(0)
     q = rng.standard_normal((1, 2, 40, D)).astype(np.float16)
