@@ -437,9 +437,8 @@ class Kernel:
             return self._find_or_make(
                 key, lambda: _Compiled(plan_for_numpy(self.checked, dtype, dims))
             )
-        lowered = self._lower_for(dtype, dims, target, operands)
+        lowered, obstacle = self._lower_for(dtype, dims, target, operands)
         family = lowered.family
-        obstacle = None if operands is None else family.why_unaligned(operands)
         key = _Key(dtype.name, dims, target.name, is_checked, obstacle is None, family.name)
 
         def make() -> _Compiled:
@@ -466,17 +465,20 @@ class Kernel:
         dims: tuple[int, int],
         target: Target,
         operands: Mapping[str, ArrayView] | None,
-    ) -> Lowered:
-        """The program of the family that takes operands like these, or that stands in."""
+    ) -> tuple[Lowered, str | None]:
+        """The program of the family that takes operands like these, or of the one that stands in.
+
+        With it what stands against its text for aligned operands.
+        """
         lowered = self._lower(dtype, dims, target)
+        if operands is None or (obstacle := lowered.family.why_unaligned(operands)) is None:
+            return lowered, None
         stand_in = lowered.family.stand_in
-        if operands is None or stand_in is None:
-            return lowered
-        obstacle = lowered.family.why_unaligned(operands)
-        if obstacle is None:
-            return lowered
+        if stand_in is None:
+            return lowered, obstacle
         _say_once(f"{self.name}: {stand_in} stands in for {lowered.family.name}: {obstacle}")
-        return self._lower(dtype, dims, target, stand_in)
+        lowered = self._lower(dtype, dims, target, stand_in)
+        return lowered, lowered.family.why_unaligned(operands)
 
     def _lower(
         self, dtype: Element, dims: tuple[int, int], target: Target, family: str | None = None

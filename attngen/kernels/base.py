@@ -51,6 +51,15 @@ def list_arrays(arrays: tuple[SharedArray, ...], unit: str = "") -> str:
     return " + ".join(f"{array.name} {array.bytes / 1024:.1f}{unit}" for array in shown)
 
 
+def why_too_large(arrays: tuple[SharedArray, ...], target: Target) -> str | None:
+    """The sum, where it is more than a block of the target may have."""
+    needed, allowed = total_bytes(arrays) / 1024, target.shared_bytes_per_block / 1024
+    if needed <= allowed:
+        return None
+    limit = f"{target.name} allows {allowed:.0f} KiB per block"
+    return f"shared memory: {list_arrays(arrays, ' KiB')} = {needed:.1f} KiB; {limit}"
+
+
 class Strided(Protocol):
     """An array in memory; strides count elements."""
 

@@ -10,12 +10,11 @@ Source: Dao, "FlashAttention-2", 2023.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, final
 
 from attngen import resources
-from attngen.analysis.ranges import compile_time_ranges, infer_ranges
 from attngen.analysis.tile_classes import classify_tiles
 from attngen.codegen.expr import float_literal
 from attngen.codegen.forward_context import ForwardContext, forward_context, head_dims
@@ -24,38 +23,38 @@ from attngen.codegen.mask_text import print_mask
 from attngen.codegen.render import render
 from attngen.codegen.score_parts import cost_of_pair
 from attngen.codegen.score_text import print_scores
-from attngen.codegen.tiles import TileFormulas, find_key_sets, pair_by_pair, tile_formulas
+from attngen.codegen.tiles import TileFormulas, pair_by_pair, tile_formulas
 from attngen.ir.attention import Attention
 from attngen.ir.program import (
-    Axis,
-    CeilDiv,
     Launch,
-    Loop,
-    MoreThan,
-    Op,
     Program,
-    Step,
     TileProgram,
-    Workspace,
     grid_of,
 )
-from attngen.ir.schedule import LoopOrder, Normalize, Passes, Schedule
-from attngen.ir.types import BF16, FP16, Element
-from attngen.kernels.base import KernelFamily, SharedArray, Strided, list_arrays, total_bytes
+from attngen.ir.schedule import Schedule
+from attngen.ir.types import Element
+from attngen.kernels.base import KernelFamily, SharedArray, Strided, total_bytes, why_too_large
+from attngen.kernels.tensor_cores import (
+    CHEAP_SCORE,
+    DTYPES,
+    describe,
+    folds_scale,
+    loop_reasons,
+    problem_reasons,
+    summarise_keys_ahead,
+    tile_kv_reasons,
+)
 from attngen.passes.loop_nest import build_loop_nest
 from attngen.targets.base import Feature, Target
 
 __all__ = ["FAMILY", "Context", "ForwardMma"]
 
-LARGEST_HEAD_DIM: Final = 256
 _COPY_BYTES: Final = 16
 _ELEMENT: Final = 2
 _WARPS_WANTED: Final = 8
 _OUTER_DIMS: Final = ("batch", "heads", "tokens")
-_TILES_AT_ONCE: Final = 32
-"""Key tiles that a warp classifies together, one a lane; so many are a group."""
 _GROUP_WARPS: Final = 8
-"""Warps that summarise a group: each waits for memory once for each of its tiles."""
+"""Warps of a block that summarises keys; they share the tiles of a group."""
 
 PREPASS_KEYS: Final = 4 << 10
 """Keys beyond which a launch of its own summarises them.
@@ -118,7 +117,7 @@ class _Tile:
 class ForwardMma:
     name: str = "forward_mma"
     templates: tuple[str, ...] = _TEMPLATES
-    dtypes: tuple[Element, ...] = (FP16, BF16)
+    dtypes: tuple[Element, ...] = DTYPES
     features: tuple[Feature, ...] = _FEATURES
     operand_alignment: int = _COPY_BYTES
     stand_in: str | None = None
@@ -126,7 +125,10 @@ class ForwardMma:
     def reasons_against(
         self, attention: Attention, schedule: Schedule, target: Target
     ) -> tuple[str, ...]:
-        reasons = [*_problem_reasons(attention, target), *_schedule_reasons(attention, schedule)]
+        reasons = [
+            *problem_reasons(attention, target, _FEATURES, multiple=8),
+            *_schedule_reasons(attention, schedule),
+        ]
         if not reasons:
             reasons += self._resource_reasons(attention, schedule, target)
         return tuple(reasons)
@@ -143,12 +145,8 @@ class ForwardMma:
             )
             return reasons
         arrays = self.shared_arrays(attention, complete)
-        if total_bytes(arrays) > target.shared_bytes_per_block:
-            parts = list_arrays(arrays, " KiB")
-            reasons.append(
-                f"shared memory: {parts} = {total_bytes(arrays) / 1024:.1f} KiB; {target.name}"
-                f" allows {target.shared_bytes_per_block / 1024:.0f} KiB per block"
-            )
+        if (too_large := why_too_large(arrays, target)) is not None:
+            reasons.append(too_large)
         if _registers(attention, tile) > target.registers_per_thread:
             reasons.append(
                 f"a warp's {tile.q // tile.warps} rows and {tile.kv} keys need about"
@@ -212,7 +210,10 @@ class ForwardMma:
             shared_bytes=total_bytes(self.shared_arrays(attention, schedule)),
             workspaces=(),
         )
-        return Program(attention, schedule, (*_prepass(attention, tile), launch))
+        ahead = summarise_keys_ahead(
+            attention, self.name, tile.q, tile.kv, warps=_GROUP_WARPS, least_keys=PREPASS_KEYS
+        )
+        return Program(attention, schedule, (*ahead, launch))
 
     def why_slower(self, attention: Attention) -> str | None:
         return None
@@ -273,7 +274,7 @@ class ForwardMma:
             target,
             printer,
             templates=_TEMPLATES,
-            schedule=_describe(schedule),
+            schedule=describe(schedule),
             is_checked=is_checked,
             scores=scores,
             mask=mask,
@@ -291,7 +292,7 @@ class ForwardMma:
             value_bytes=tile.kv * _pitch(width_v),
             query_in_registers=_query_in_registers(attention, tile, target),
             is_aligned=is_aligned,
-            folds_scale=_folds_scale(attention),
+            folds_scale=folds_scale(attention),
             masks_ahead=is_dear_per_pair(attention),
             weight_exponent=float_literal(math.log2(attention.dtype.weight_scale)),
             unscale_weights=float_literal(1.0 / attention.dtype.weight_scale),
@@ -303,77 +304,18 @@ class ForwardMma:
         )
 
 
-# ---- summaries of keys ahead of the launch ---------------------------------------------------
-
-
-def _prepass(attention: Attention, tile: _Tile) -> tuple[Launch, ...]:
-    """The launch that summarises keys, one block for each group of tiles; () without summaries.
-
-    It pays where several query tiles would read the same keys: with one, as in decoding, each key
-    is read once either way.
-    """
-    sets = find_key_sets(attention)
-    if sets is None:
-        return ()
-    groups = CeilDiv("keys", _TILES_AT_ONCE * tile.kv)
-    body = Loop(Axis.KV, True, (Step(Op.SUMMARISE_KEYS),))
-    launch = Launch(
-        kernel=f"{attention.name}_summarise_keys",
-        family=FAMILY.name,
-        tiles=TileProgram(tile.q, tile.kv, (Loop(Axis.BATCH_HEAD, True, (body,)),)),
-        grid=(*sets.dims, groups),
-        threads=32 * _GROUP_WARPS,
-        shared_bytes=4 * _GROUP_WARPS * sets.ends,
-        workspaces=(
-            Workspace("key_ends", (*sets.dims, sets.ends, _TILES_AT_ONCE + 1, groups), "int32"),
-        ),
-        when=(MoreThan("keys", PREPASS_KEYS), MoreThan("rows", tile.q)),
-    )
-    return (launch,)
-
-
 # ---- what it takes -------------------------------------------------------------------------
 
 
-def _problem_reasons(attention: Attention, target: Target) -> list[str]:
-    reasons = []
-    missing = [f.name.lower() for f in _FEATURES if f not in target.features]
-    if missing:
-        reasons.append(f"{target.name} has no {', '.join(missing)}")
-    if attention.dtype not in FAMILY.dtypes:
-        found = "an open dtype" if attention.dtype is None else attention.dtype.name
-        reasons.append(f"tensor cores multiply fp16 or bf16 here, not {found}")
-    for dim in sorted(set(head_dims(attention))):
-        if dim % 8 or dim > LARGEST_HEAD_DIM:
-            reasons.append(
-                f"head dims are multiples of 8 up to {LARGEST_HEAD_DIM}, which {dim} is not"
-            )
-    return reasons
-
-
-def _schedule_reasons(attention: Attention, schedule: Schedule) -> list[str]:
-    reasons = []
-    if schedule.loop is not LoopOrder.Q_KV:
-        reasons.append("its query tiles are outside: `loop q, kv`")
-    if attention.row_state.running_max and schedule.passes is not Passes.FUSED:
-        reasons.append("it walks the keys once: `passes fused`")
-    if attention.row_state.running_max and schedule.normalize is not Normalize.LAST:
-        reasons.append("it divides at the end: `normalize last`")
-    if schedule.splits not in (None, 1):
-        reasons.append("it does not split keys over blocks")
+def _schedule_reasons(attention: Attention, schedule: Schedule) -> Iterator[str]:
+    yield from loop_reasons(attention, schedule)
     if schedule.stages not in (None, 1, 2):
-        reasons.append("`stages` is 1 or 2")
-    if schedule.tile_q is not None and schedule.tile_q not in (16, 32, 64, 128, 256):
-        reasons.append(f"`tile q` is a power of 2 from 16 to 256, not {schedule.tile_q}")
-    if schedule.tile_kv is not None and (schedule.tile_kv % 16 or schedule.tile_kv > 256):
-        reasons.append(f"`tile kv` is a multiple of 16 up to 256, not {schedule.tile_kv}")
-    if (schedule.tile_kv or 0) > _MOST_AHEAD and is_dear_per_pair(attention):
-        reasons.append(
-            f"`tile kv` is at most {_MOST_AHEAD} where a mask is found ahead of the scores"
-        )
+        yield "`stages` is 1 or 2"
+    if schedule.tile_q not in (None, 16, 32, 64, 128, 256):
+        yield f"`tile q` is a power of 2 from 16 to 256, not {schedule.tile_q}"
+    yield from tile_kv_reasons(schedule, masks_ahead=is_dear_per_pair(attention))
     if schedule.warps not in (None, 1, 2, 4, 8):
-        reasons.append("`warps` is 1, 2, 4 or 8")
-    return reasons
+        yield "`warps` is 1, 2, 4 or 8"
 
 
 # ---- tiles ---------------------------------------------------------------------------------
@@ -407,7 +349,7 @@ def _is_bare(attention: Attention) -> bool:
     has_extras = any(e is not None for e in extras)
     qk, v = _widths(attention)
     is_simple = qk == v and (qk % 64 == 0 or qk <= 32)
-    is_cheap = cost_of_pair(attention) <= _CHEAP_SCORE
+    is_cheap = cost_of_pair(attention) <= CHEAP_SCORE
     return is_simple and is_cheap and not has_extras and not is_dear_per_pair(attention)
 
 
@@ -446,12 +388,6 @@ def _pitch(width: int) -> int:
     return width * _ELEMENT + (_COPY_BYTES if width % 64 == 0 else 0)
 
 
-_CHEAP_SCORE: Final = 3
-"""Operations of a score that is linear in the distance."""
-
-_MOST_AHEAD: Final = 128
-"""Keys of a tile: a lane keeps a bit for each of its pairs in a row, in 32 bits."""
-
 _WIDEST_WITH_READS: Final = 128
 """Columns; beyond, `block_sparse` spills registers on sm_80 and sm_90a."""
 
@@ -480,15 +416,6 @@ def _query_in_registers(attention: Attention, tile: _Tile, target: Target) -> bo
     return registers <= target.registers_per_thread - _MARGIN
 
 
-def _folds_scale(attention: Attention) -> bool:
-    """Whether exp2 can take the scale: there is nothing between, and no order is turned round."""
-    if attention.scores or not attention.row_state.running_max:
-        return False
-    symbols = compile_time_ranges(attention)
-    found = infer_ranges((attention.scale,), symbols, attention)[id(attention.scale)]
-    return not found.nan and found.low > 0 and found.high < math.inf
-
-
 def _mask_parts(attention: Attention) -> MaskParts | None:
     """What is computed ahead of a pair's mask: of rows and keys if it is found ahead.
 
@@ -515,14 +442,6 @@ def _board(attention: Attention, tile: _Tile) -> tuple[tuple[str, int, str], ...
         ("ends", 8 * rows * tile.warps, f"[{2 * rows}][kWarps], of rows"),
     )
     return tuple(array for array in arrays if array[1])
-
-
-def _describe(schedule: Schedule) -> str:
-    return (
-        f"loop {schedule.loop.value}; passes {schedule.passes.value}; normalize"
-        f" {schedule.normalize.value}; tile q = {schedule.tile_q}, kv = {schedule.tile_kv};"
-        f" stages {schedule.stages}; warps {schedule.warps}"
-    )
 
 
 FAMILY: Final = ForwardMma()

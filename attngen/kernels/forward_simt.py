@@ -28,7 +28,7 @@ from attngen.ir.program import (
 )
 from attngen.ir.schedule import LoopOrder, Normalize, Schedule
 from attngen.ir.types import BF16, FP16, FP32, Element
-from attngen.kernels.base import KernelFamily, SharedArray, Strided, list_arrays, total_bytes
+from attngen.kernels.base import KernelFamily, SharedArray, Strided, total_bytes, why_too_large
 from attngen.passes.barriers import SharedUse, place_barriers
 from attngen.passes.loop_nest import build_loop_nest
 from attngen.record import record
@@ -120,13 +120,8 @@ class ForwardSimt:
         arrays = self.shared_arrays(attention, complete)
         if schedule.warps not in (None, _warps(complete)):
             return [f"a query tile of {complete.tile_q} rows has {_warps(complete)} warps"]
-        if total_bytes(arrays) <= target.shared_bytes_per_block:
-            return []
-        parts = list_arrays(arrays, " KiB")
-        return [
-            f"shared memory: {parts} = {total_bytes(arrays) / 1024:.1f} KiB; {target.name} allows"
-            f" {target.shared_bytes_per_block / 1024:.0f} KiB per block"
-        ]
+        too_large = why_too_large(arrays, target)
+        return [] if too_large is None else [too_large]
 
     def complete(self, attention: Attention, schedule: Schedule, target: Target) -> Schedule:
         """Tiles of 16 rows and 32 keys, halved along keys until they fit the target."""

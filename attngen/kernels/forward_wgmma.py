@@ -11,12 +11,11 @@ that run on over the ends of query tiles.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, final
 
 from attngen import resources
-from attngen.analysis.ranges import compile_time_ranges, infer_ranges
 from attngen.analysis.tile_classes import classify_tiles
 from attngen.codegen.expr import float_literal
 from attngen.codegen.forward_context import ForwardContext, forward_context, head_dims
@@ -24,33 +23,36 @@ from attngen.codegen.mask_parts import is_dear_per_pair
 from attngen.codegen.render import render
 from attngen.codegen.score_parts import cost_of_pair
 from attngen.codegen.score_text import print_scores
-from attngen.codegen.tiles import TileFormulas, find_key_sets, pair_by_pair, tile_formulas
+from attngen.codegen.tiles import TileFormulas, pair_by_pair, tile_formulas
 from attngen.ir.attention import Attention
 from attngen.ir.expr import Load
 from attngen.ir.program import (
-    Axis,
-    CeilDiv,
     Launch,
-    Loop,
     MoreThan,
-    Op,
     Program,
-    Step,
     TensorBox,
     TileProgram,
-    Workspace,
     grid_of,
 )
-from attngen.ir.schedule import LoopOrder, Normalize, Passes, Schedule
+from attngen.ir.schedule import Schedule
 from attngen.ir.traverse import postorder
-from attngen.ir.types import BF16, FP16, Element
-from attngen.kernels.base import KernelFamily, SharedArray, Strided, list_arrays, total_bytes
+from attngen.ir.types import Element
+from attngen.kernels.base import KernelFamily, SharedArray, Strided, total_bytes, why_too_large
+from attngen.kernels.tensor_cores import (
+    CHEAP_SCORE,
+    DTYPES,
+    describe,
+    folds_scale,
+    loop_reasons,
+    problem_reasons,
+    summarise_keys_ahead,
+    tile_kv_reasons,
+)
 from attngen.passes.loop_nest import build_loop_nest
 from attngen.targets.base import Feature, Target
 
 __all__ = ["FAMILY", "Context", "ForwardWgmma"]
 
-LARGEST_HEAD_DIM: Final = 256
 _GROUP_ROWS: Final = 64
 """Rows of a product of a warp group."""
 _COLUMNS: Final = 64
@@ -81,12 +83,8 @@ _OTHER_REGISTERS: Final = 32
 """Row state, addresses and counters of a thread that computes."""
 _SECTION_KILOBYTES: Final = 24 << 10
 """Measured on an H200: 24 to 32 MB is best at D 64 and 128."""
-_MOST_AHEAD: Final = 128
-"""Keys of a tile: a lane keeps a bit for each of its pairs in a row, in 32 bits."""
-_CHEAP_SCORE: Final = 3
 _CHEAP_MASK: Final = 9
-"""As in forward_mma: operations of a linear score, nodes of a window."""
-_TILES_AT_ONCE: Final = 32
+"""Nodes of a window: two comparisons of a difference."""
 _SUMMARY_WARPS: Final = 8
 
 SPREAD_KEYS: Final = 2 << 10
@@ -170,7 +168,7 @@ class _Tile:
 class ForwardWgmma:
     name: str = "forward_wgmma"
     templates: tuple[str, ...] = _TEMPLATES
-    dtypes: tuple[Element, ...] = (FP16, BF16)
+    dtypes: tuple[Element, ...] = DTYPES
     features: tuple[Feature, ...] = _FEATURES
     operand_alignment: int = _COPY_BYTES
     stand_in: str | None = "forward_mma"
@@ -189,12 +187,8 @@ class ForwardWgmma:
         complete = self.complete(attention, schedule, target)
         tile, reasons = _tile(complete), []
         arrays = self.shared_arrays(attention, complete)
-        if total_bytes(arrays) > target.shared_bytes_per_block:
-            parts = list_arrays(arrays, " KiB")
-            reasons.append(
-                f"shared memory: {parts} = {total_bytes(arrays) / 1024:.1f} KiB; {target.name}"
-                f" allows {target.shared_bytes_per_block / 1024:.0f} KiB per block"
-            )
+        if (too_large := why_too_large(arrays, target)) is not None:
+            reasons.append(too_large)
         _, most = _REGISTERS[tile.groups]
         if _registers(attention, tile) > most:
             reasons.append(
@@ -256,7 +250,10 @@ class ForwardWgmma:
                 TensorBox("v", _COLUMNS, tile.kv),
             ),
         )
-        return Program(attention, schedule, (*_prepass(attention, tile), launch))
+        ahead = summarise_keys_ahead(
+            attention, self.name, tile.q, tile.kv, warps=_SUMMARY_WARPS, least_keys=PREPASS_KEYS
+        )
+        return Program(attention, schedule, (*ahead, launch))
 
     def why_slower(self, attention: Attention) -> str | None:
         """A mask that is dear for each pair, unless a table of blocks decides most tiles.
@@ -321,7 +318,7 @@ class ForwardWgmma:
             target,
             printer,
             templates=_TEMPLATES,
-            schedule=_describe(schedule),
+            schedule=describe(schedule),
             is_checked=is_checked,
             scores=scores,
         )
@@ -342,7 +339,7 @@ class ForwardWgmma:
             blocks_v=_blocks(v),
             clears=_clears(attention, tiles),
             longest_first=attention.mask is not None,
-            folds_scale=_folds_scale(attention),
+            folds_scale=folds_scale(attention),
             masks_ahead=_masks_ahead(attention),
             section_kilobytes=_SECTION_KILOBYTES,
             weight_exponent=float_literal(math.log2(attention.dtype.weight_scale)),
@@ -355,73 +352,25 @@ class ForwardWgmma:
         )
 
 
-def _prepass(attention: Attention, tile: _Tile) -> tuple[Launch, ...]:
-    """The launch that summarises keys, one block for each group of tiles; () without summaries."""
-    sets = find_key_sets(attention)
-    if sets is None:
-        return ()
-    groups = CeilDiv("keys", _TILES_AT_ONCE * tile.kv)
-    body = Loop(Axis.KV, True, (Step(Op.SUMMARISE_KEYS),))
-    launch = Launch(
-        kernel=f"{attention.name}_summarise_keys",
-        family=FAMILY.name,
-        tiles=TileProgram(tile.q, tile.kv, (Loop(Axis.BATCH_HEAD, True, (body,)),)),
-        grid=(*sets.dims, groups),
-        threads=32 * _SUMMARY_WARPS,
-        shared_bytes=4 * _SUMMARY_WARPS * sets.ends,
-        workspaces=(
-            Workspace("key_ends", (*sets.dims, sets.ends, _TILES_AT_ONCE + 1, groups), "int32"),
-        ),
-        when=(MoreThan("keys", PREPASS_KEYS), MoreThan("rows", tile.q)),
-    )
-    return (launch,)
-
-
 # ---- what it takes -------------------------------------------------------------------------
 
 
-def _problem_reasons(attention: Attention, target: Target) -> list[str]:
-    reasons = []
-    missing = [f.name.lower() for f in _FEATURES if f not in target.features]
-    if missing:
-        reasons.append(f"{target.name} has no {', '.join(missing)}")
-    if attention.dtype not in FAMILY.dtypes:
-        found = "an open dtype" if attention.dtype is None else attention.dtype.name
-        reasons.append(f"tensor cores multiply fp16 or bf16 here, not {found}")
+def _problem_reasons(attention: Attention, target: Target) -> Iterator[str]:
+    yield from problem_reasons(attention, target, _FEATURES, multiple=16)
     qk, v = head_dims(attention)
-    for dim in sorted({qk, v}):
-        if dim % 16 or dim > LARGEST_HEAD_DIM:
-            reasons.append(
-                f"head dims are multiples of 16 up to {LARGEST_HEAD_DIM}, which {dim} is not"
-            )
     if _blocks(v) > _blocks(qk):
-        reasons.append(f"rows of v are not wider than those of q and k, but {v} is above {qk}")
-    return reasons
+        yield f"rows of v are not wider than those of q and k, but {v} is above {qk}"
 
 
-def _schedule_reasons(attention: Attention, schedule: Schedule) -> list[str]:
-    reasons = []
-    if schedule.loop is not LoopOrder.Q_KV:
-        reasons.append("its query tiles are outside: `loop q, kv`")
-    if attention.row_state.running_max and schedule.passes is not Passes.FUSED:
-        reasons.append("it walks the keys once: `passes fused`")
-    if attention.row_state.running_max and schedule.normalize is not Normalize.LAST:
-        reasons.append("it divides at the end: `normalize last`")
-    if schedule.splits not in (None, 1):
-        reasons.append("it does not split keys over blocks")
+def _schedule_reasons(attention: Attention, schedule: Schedule) -> Iterator[str]:
+    yield from loop_reasons(attention, schedule)
     if schedule.stages is not None and not 2 <= schedule.stages <= 4:
-        reasons.append("`stages` is 2, 3 or 4")
+        yield "`stages` is 2, 3 or 4"
     if schedule.tile_q not in (None, *(_GROUP_ROWS * groups for groups in _REGISTERS)):
-        reasons.append(f"`tile q` is 128 or 192, not {schedule.tile_q}")
-    if schedule.tile_kv is not None and (schedule.tile_kv % 16 or schedule.tile_kv > 256):
-        reasons.append(f"`tile kv` is a multiple of 16 up to 256, not {schedule.tile_kv}")
-    if (schedule.tile_kv or 0) > _MOST_AHEAD and _masks_ahead(attention):
-        reasons.append(
-            f"`tile kv` is at most {_MOST_AHEAD} where a mask is found ahead of the scores"
-        )
+        yield f"`tile q` is 128 or 192, not {schedule.tile_q}"
+    yield from tile_kv_reasons(schedule, masks_ahead=_masks_ahead(attention))
     if schedule.warps is not None and schedule.warps * 16 != schedule.tile_q:
-        reasons.append("each warp has 16 rows of `tile q`")
-    return reasons
+        yield "each warp has 16 rows of `tile q`"
 
 
 # ---- tiles ---------------------------------------------------------------------------------
@@ -450,7 +399,7 @@ def _defaults(attention: Attention) -> tuple[_Tile, ...]:
 
 def _is_bare(attention: Attention) -> bool:
     """Whether a pair's score is its product and a few additions, behind at most a cheap mask."""
-    is_cheap = cost_of_pair(attention) <= _CHEAP_SCORE
+    is_cheap = cost_of_pair(attention) <= CHEAP_SCORE
     return is_cheap and attention.row_state.running_max and not _masks_ahead(attention)
 
 
@@ -527,29 +476,12 @@ def _clears(attention: Attention, tiles: TileFormulas) -> bool:
     return any(part is not None for part in parts)
 
 
-def _folds_scale(attention: Attention) -> bool:
-    """Whether exp2 can take the scale: there is nothing between, and no order is turned round."""
-    if attention.scores or not attention.row_state.running_max:
-        return False
-    symbols = compile_time_ranges(attention)
-    found = infer_ranges((attention.scale,), symbols, attention)[id(attention.scale)]
-    return not found.nan and found.low > 0 and found.high < math.inf
-
-
 def _masks_ahead(attention: Attention) -> bool:
     """Whether the mask is better found before the scores, in a loop of its own."""
     if attention.mask is None:
         return False
     nodes = tuple(postorder(attention.mask))
     return len(nodes) > _CHEAP_MASK or any(isinstance(node, Load) for node in nodes)
-
-
-def _describe(schedule: Schedule) -> str:
-    return (
-        f"loop {schedule.loop.value}; passes {schedule.passes.value}; normalize"
-        f" {schedule.normalize.value}; tile q = {schedule.tile_q}, kv = {schedule.tile_kv};"
-        f" stages {schedule.stages}; warps {schedule.warps}"
-    )
 
 
 FAMILY: Final = ForwardWgmma()
