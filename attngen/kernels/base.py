@@ -74,7 +74,7 @@ class Strided(Protocol):
 
 
 class KernelFamily(Protocol):
-    """The interface of every module in this package, proved by mypy where it is assigned."""
+    """The interface of every family in this package, proved by mypy where it is assigned."""
 
     @property
     def name(self) -> str: ...
