@@ -167,8 +167,11 @@ class ForwardMma:
         return (roomy or fitting or candidates[-1:])[0]
 
     def _fits(self, attention: Attention, schedule: Schedule, target: Target) -> bool:
+        tile = _tile(schedule)
+        if tile.q == 32 * tile.warps and is_dear_per_pair(attention) and target.registers_kept:
+            return False  # measured: with 32 rows a warp the compiler keeps them, and spills
         shared = total_bytes(self.shared_arrays(attention, schedule))
-        registers = _registers(attention, _tile(schedule)) + target.registers_kept
+        registers = _registers(attention, tile) + target.registers_kept
         return shared <= target.shared_bytes_per_block and registers <= target.registers_per_thread
 
     def _leaves_room(self, attention: Attention, schedule: Schedule, target: Target) -> bool:
@@ -329,6 +332,7 @@ def _defaults(attention: Attention) -> tuple[_Tile, ...]:
     (docs/performance.md).
     """
     largest, is_bare = max(_widths(attention)), _is_bare(attention)
+    is_dear = is_dear_per_pair(attention)
     smaller: tuple[_Tile, ...]
     if largest > 128:
         smaller = (_Tile(128, 32, 8, 2), _Tile(64, 32, 4, 1), _Tile(64, 16, 4, 1))
@@ -336,21 +340,29 @@ def _defaults(attention: Attention) -> tuple[_Tile, ...]:
     if largest <= 64:
         return (_Tile(128, 64, 4, 2), _Tile(64, 64, 4, 2)) if is_bare else (_Tile(64, 64, 4, 2),)
     smaller = (_Tile(64, 48, 4, 2), _Tile(64, 48, 4, 1))
+    if is_bare and is_dear:
+        return (_Tile(128, 64, 4, 2), *smaller)
     if is_bare:
         wider = (_Tile(128, 64, 4, 2), _Tile(128, 48, 4, 2), _Tile(128, 48, 4, 1))
         return (*wider, *smaller)
-    return smaller if is_dear_per_pair(attention) else (_Tile(64, 64, 4, 2), *smaller)
+    return smaller if is_dear else (_Tile(64, 64, 4, 2), *smaller)
 
 
 def _is_bare(attention: Attention) -> bool:
-    """Whether a pair's score is its product and a few additions, behind at most a cheap mask, and
-    rows in shared memory have the simplest layout."""
+    """Whether a pair's score is its product and a few additions, and rows in shared memory have
+    the simplest layout.
+
+    Its mask is cheap or found ahead, without a read for each pair and without parts of the head.
+    """
     extras = (attention.sink, attention.length_q, attention.length_kv)
     has_extras = any(e is not None for e in extras)
     qk, v = _widths(attention)
     is_simple = qk == v and (qk % 64 == 0 or qk <= 32)
     is_cheap = cost_of_pair(attention) <= CHEAP_SCORE
-    return is_simple and is_cheap and not has_extras and not is_dear_per_pair(attention)
+    parts = find_mask_parts(attention)
+    is_light = parts is not None and not parts.reads and not parts.fixed
+    is_masked = is_light or not is_dear_per_pair(attention)
+    return is_simple and is_cheap and is_masked and not has_extras
 
 
 def _completed(schedule: Schedule, tile: _Tile) -> Schedule:
@@ -400,12 +412,16 @@ With fewer left (32 rows a warp at head dim 64) an H200 is 3 to 9 % slower, thou
 _OTHER_REGISTERS: Final = 60
 """Operands of the products on their way, row state, addresses and counters."""
 
+_AHEAD_REGISTERS: Final = 3
+"""What a mask that is found ahead takes of them: as many more as still fit where nothing spills."""
+
 
 def _registers(attention: Attention, tile: _Tile) -> int:
     """About how many registers a thread needs: its scores and its part of the output."""
     _, width_v = _widths(attention)
     rows = tile.q // tile.warps
-    return rows * (tile.kv + width_v) // 32 + _OTHER_REGISTERS
+    ahead = _AHEAD_REGISTERS if is_dear_per_pair(attention) else 0
+    return rows * (tile.kv + width_v) // 32 + _OTHER_REGISTERS + ahead
 
 
 def _query_in_registers(attention: Attention, tile: _Tile, target: Target) -> bool:
@@ -434,11 +450,13 @@ def _board(attention: Attention, tile: _Tile) -> tuple[tuple[str, int, str], ...
     """What threads of a block tell each other: name, bytes, shape; `Board` in the template."""
     threads = 32 * tile.warps
     rows = len(classify_tiles(attention).row_summaries)
+    bits = 16 * tile.q if is_dear_per_pair(attention) else 0
     arrays = (
         ("heads", 16, "addresses of the head's keys and values"),
         ("place", 32, "of the block, and the keys that are not listed yet"),
         ("list", 8 * (threads + 1), "[2][kThreads + 1], key tiles"),
         ("counts", 4 * tile.warps, "[kWarps], key tiles"),
+        ("attending", bits, "[2 * kSlabs][kThreads], pairs"),
         ("ends", 8 * rows * tile.warps, f"[{2 * rows}][kWarps], of rows"),
     )
     return tuple(array for array in arrays if array[1])
