@@ -19,13 +19,13 @@ from attngen import resources
 from attngen.analysis.tile_classes import classify_tiles
 from attngen.codegen.expr import float_literal
 from attngen.codegen.forward_context import ForwardContext, forward_context, head_dims
-from attngen.codegen.mask_parts import is_dear_per_pair
+from attngen.codegen.mask_parts import MaskParts, find_mask_parts, is_dear_per_pair
+from attngen.codegen.mask_text import print_mask
 from attngen.codegen.render import render
 from attngen.codegen.score_parts import cost_of_pair
 from attngen.codegen.score_text import print_scores
 from attngen.codegen.tiles import TileFormulas, pair_by_pair, tile_formulas
 from attngen.ir.attention import Attention
-from attngen.ir.expr import Load
 from attngen.ir.program import (
     Launch,
     MoreThan,
@@ -35,7 +35,6 @@ from attngen.ir.program import (
     grid_of,
 )
 from attngen.ir.schedule import Schedule
-from attngen.ir.traverse import postorder
 from attngen.ir.types import Element
 from attngen.kernels.base import KernelFamily, SharedArray, Strided, total_bytes, why_too_large
 from attngen.kernels.tensor_cores import (
@@ -81,10 +80,6 @@ _SPARE_REGISTERS: Final = 16
 """What is left above the estimate for warp groups that compute, where another warp needs some."""
 _OTHER_REGISTERS: Final = 32
 """Row state, addresses and counters of a thread that computes."""
-_SECTION_KILOBYTES: Final = 24 << 10
-"""Measured on an H200: 24 to 32 MB is best at D 64 and 128."""
-_CHEAP_MASK: Final = 9
-"""Nodes of a window: two comparisons of a difference."""
 _SUMMARY_WARPS: Final = 8
 
 SPREAD_KEYS: Final = 2 << 10
@@ -137,8 +132,8 @@ class Context(ForwardContext):
     clears: bool
     longest_first: bool
     folds_scale: bool
+    takes_parts: bool
     masks_ahead: bool
-    section_kilobytes: int
     weight_exponent: str
     unscale_weights: str
     prepass: str
@@ -256,12 +251,10 @@ class ForwardWgmma:
         return Program(attention, schedule, (*ahead, launch))
 
     def why_slower(self, attention: Attention) -> str | None:
-        """A mask that is dear for each pair, unless a table of blocks decides most tiles.
-
-        `forward_mma` computes it in parts: on an H200 it was 1.6 times as fast for documents and
-        neighbourhoods, 3.3 times for a window with global tokens (docs/performance.md).
-        """
-        if not is_dear_per_pair(attention) or classify_tiles(attention).box_summaries:
+        """A mask that is dear for each pair in all its parts, unless a table of blocks decides most
+        tiles: `forward_mma` reads several pairs at a time (docs/performance.md)."""
+        is_dear = is_dear_per_pair(attention) and not _takes_parts(attention)
+        if not is_dear or classify_tiles(attention).box_summaries:
             return None
         return "its mask is evaluated anew for each pair"
 
@@ -312,6 +305,10 @@ class ForwardWgmma:
         names = {"m": "m", "l": "l", "acc": "1.0f", "sink": "sink", "s": "s"}
         qk, v = head_dims(attention)
         tiles = pair_by_pair(attention) if is_checked else tile_formulas(attention)
+        # What is computed ahead is read at pairs that a mask skips, which a check must not report.
+        parts = None if is_checked else _mask_parts(attention)
+        mask = None if parts is None else print_mask(attention, parts, len(scores.fixed))
+        takes_parts = parts is not None and _takes_parts(attention)
         serving, computing = _split_registers(attention, tile)
         shared = forward_context(
             program,
@@ -321,6 +318,7 @@ class ForwardWgmma:
             schedule=describe(schedule),
             is_checked=is_checked,
             scores=scores,
+            mask=mask,
         )
         return Context(
             **shared.values(),
@@ -340,8 +338,8 @@ class ForwardWgmma:
             clears=_clears(attention, tiles),
             longest_first=attention.mask is not None,
             folds_scale=folds_scale(attention),
-            masks_ahead=_masks_ahead(attention),
-            section_kilobytes=_SECTION_KILOBYTES,
+            takes_parts=takes_parts,
+            masks_ahead=is_dear_per_pair(attention) and not takes_parts,
             weight_exponent=float_literal(math.log2(attention.dtype.weight_scale)),
             unscale_weights=float_literal(1.0 / attention.dtype.weight_scale),
             prepass="".join(launch.kernel for launch in program.launches[:-1]),
@@ -368,7 +366,7 @@ def _schedule_reasons(attention: Attention, schedule: Schedule) -> Iterator[str]
         yield "`stages` is 2, 3 or 4"
     if schedule.tile_q not in (None, *(_GROUP_ROWS * groups for groups in _REGISTERS)):
         yield f"`tile q` is 128 or 192, not {schedule.tile_q}"
-    yield from tile_kv_reasons(schedule, masks_ahead=_masks_ahead(attention))
+    yield from tile_kv_reasons(schedule, masks_ahead=is_dear_per_pair(attention))
     if schedule.warps is not None and schedule.warps * 16 != schedule.tile_q:
         yield "each warp has 16 rows of `tile q`"
 
@@ -400,7 +398,7 @@ def _defaults(attention: Attention) -> tuple[_Tile, ...]:
 def _is_bare(attention: Attention) -> bool:
     """Whether a pair's score is its product and a few additions, behind at most a cheap mask."""
     is_cheap = cost_of_pair(attention) <= CHEAP_SCORE
-    return is_cheap and attention.row_state.running_max and not _masks_ahead(attention)
+    return is_cheap and attention.row_state.running_max and not is_dear_per_pair(attention)
 
 
 def _completed(schedule: Schedule, tile: _Tile) -> Schedule:
@@ -455,7 +453,7 @@ def _split_registers(attention: Attention, tile: _Tile) -> tuple[int, int]:
     A mask that is more than a window takes many to classify tiles.
     """
     serving, computing = _REGISTERS[tile.groups]
-    if tile.groups != 2 or not _masks_ahead(attention):
+    if tile.groups != 2 or not is_dear_per_pair(attention):
         return serving, computing
     wanted = -(-(_registers(attention, tile) + _SPARE_REGISTERS) // 8) * 8
     together = serving + 2 * computing
@@ -476,12 +474,18 @@ def _clears(attention: Attention, tiles: TileFormulas) -> bool:
     return any(part is not None for part in parts)
 
 
-def _masks_ahead(attention: Attention) -> bool:
-    """Whether the mask is better found before the scores, in a loop of its own."""
-    if attention.mask is None:
-        return False
-    nodes = tuple(postorder(attention.mask))
-    return len(nodes) > _CHEAP_MASK or any(isinstance(node, Load) for node in nodes)
+def _mask_parts(attention: Attention) -> MaskParts | None:
+    """What is computed ahead of a pair's mask; of rows and keys only where that is all it reads."""
+    parts = find_mask_parts(attention)
+    if parts is None or _takes_parts(attention):
+        return parts
+    return parts.whole if parts.fixed else None
+
+
+def _takes_parts(attention: Attention) -> bool:
+    """Whether a mask that is dear for each pair is not any more, once its parts are known."""
+    parts = find_mask_parts(attention)
+    return is_dear_per_pair(attention) and parts is not None and not parts.reads
 
 
 FAMILY: Final = ForwardWgmma()
