@@ -259,6 +259,10 @@ def explain(key: Key) -> str | None:
     return None
 
 
+def describe(key: Key) -> str:
+    return f"`{key.before}` -> `{key.after}` in `{key.source}` of `{key.function}`"
+
+
 def cost_of_check(golden: Golden) -> int:
     """About how long a check takes: pairs of a tile, times heads."""
     rendered = golden.render()
@@ -299,6 +303,9 @@ def main() -> int:
             found[key] = most_telling(found.get(key), outcome)
         counts = Counter(o.verdict.value for o in outcomes)
         print(f"{golden.file}: {dict(counts)}", flush=True)
+        for key, outcome in found.items():
+            if outcome.verdict is Verdict.SURVIVED:
+                print(f"  so far  {describe(key)}", flush=True)
     judged = {
         key: outcome
         for key, outcome in found.items()
@@ -306,8 +313,7 @@ def main() -> int:
     }
     survivors = [key for key, outcome in judged.items() if outcome.verdict is Verdict.SURVIVED]
     for key in survivors:
-        change = f"`{key.before}` -> `{key.after}` in `{key.source}` of `{key.function}`"
-        print(f"survived: {change}: {explain(key) or 'NOT EXPLAINED'}")
+        print(f"survived: {describe(key)}: {explain(key) or 'NOT EXPLAINED'}")
     share = len(survivors) / max(len(judged), 1)
     print(f"{len(judged)} mutants judged, {len(survivors)} survived ({share:.1%})")
     return 0 if share <= 0.02 and all(explain(key) for key in survivors) else 1
