@@ -26,6 +26,7 @@ from attngen.codegen.score_parts import cost_of_pair
 from attngen.codegen.score_text import print_scores
 from attngen.codegen.tiles import TileFormulas, pair_by_pair, tile_formulas
 from attngen.ir.attention import Attention
+from attngen.ir.expr import Expr, Load, LogicalOp
 from attngen.ir.program import (
     Launch,
     MoreThan,
@@ -35,6 +36,7 @@ from attngen.ir.program import (
     grid_of,
 )
 from attngen.ir.schedule import Schedule
+from attngen.ir.traverse import postorder
 from attngen.ir.types import Element
 from attngen.kernels.base import KernelFamily, SharedArray, Strided, total_bytes, why_too_large
 from attngen.kernels.tensor_cores import (
@@ -48,6 +50,7 @@ from attngen.kernels.tensor_cores import (
     tile_kv_reasons,
 )
 from attngen.passes.loop_nest import build_loop_nest
+from attngen.targets import sm_90a
 from attngen.targets.base import Feature, Target
 
 __all__ = ["FAMILY", "Context", "ForwardWgmma"]
@@ -61,6 +64,7 @@ _ELEMENT: Final = 2
 _COPY_BYTES: Final = 16
 _BARRIER: Final = 8
 _STAGES: Final = 2
+_SHARED_BYTES: Final = sm_90a.TARGET.shared_bytes_per_block  # no other target has wgmma
 _PIECES: Final = 4
 """Pieces of lists on their way: what is being worked on, and enough ahead of it."""
 _PIECE_BYTES: Final = 48
@@ -75,7 +79,7 @@ _REGISTERS: Final[Mapping[int, tuple[int, int]]] = {2: (40, 232), 3: (32, 160)}
 Together those of a multiprocessor, 512 or 504 for a thread of each group; with 24 the lane that
 loads spills.
 """
-_MOST_SERVING: Final = 104
+_MOST_SERVING: Final = 88
 _SPARE_REGISTERS: Final = 16
 """What is left above the estimate for warp groups that compute, where another warp needs some."""
 _OTHER_REGISTERS: Final = 32
@@ -83,11 +87,9 @@ _OTHER_REGISTERS: Final = 32
 _SUMMARY_WARPS: Final = 8
 
 SPREAD_KEYS: Final = 2 << 10
-"""Keys beyond which each query tile under a mask is a block of its own.
-
-Such tiles differ, and the GPU hands them out better than a fixed order does; with fewer keys that
-costs more than it gains (docs/performance.md).
-"""
+"""Keys beyond which each query tile is a block of its own, where some rows may see all keys and
+most see few: the GPU hands such tiles out better than an order does that does not know them
+(docs/performance.md)."""
 
 PREPASS_KEYS: Final = 4 << 10
 """Keys beyond which a launch of its own summarises them.
@@ -122,6 +124,7 @@ class Context(ForwardContext):
     tiles: TileFormulas
     shared: tuple[SharedArray, ...]
     groups: int
+    queries: int
     stages: int
     pieces: int
     early: int
@@ -133,6 +136,7 @@ class Context(ForwardContext):
     longest_first: bool
     folds_scale: bool
     takes_parts: bool
+    reads_parts: bool
     masks_ahead: bool
     weight_exponent: str
     unscale_weights: str
@@ -207,23 +211,7 @@ class ForwardWgmma:
     def shared_arrays(self, attention: Attention, schedule: Schedule) -> tuple[SharedArray, ...]:
         """Blocks of 64 columns of q, k and v, then lists and barriers."""
         tile = _tile(schedule)
-        qk, v = (_blocks(dim) * _ROW_BYTES for dim in head_dims(attention))
-        blocks = (
-            ("Query", tile.q * qk, "[kGroups][kBlocksQk][64][64]"),
-            ("Key", tile.stages * tile.kv * qk, "[kStages][kBlocksQk][kTileKv][64]"),
-            ("Value", tile.stages * tile.kv * v, "[kStages][kBlocksV][kTileKv][64]"),
-        )
-        placed, offset = [], 0
-        for name, size, shape in blocks:
-            placed.append(SharedArray(name, offset, size // _ELEMENT, size, shape))
-            offset += size
-        size = _PIECES * _PIECE_BYTES
-        placed.append(SharedArray("Pieces", offset, size, size, "[kPieces][kPieceBytes]"))
-        offset += size
-        for name, count, shape in _barriers(tile):
-            placed.append(SharedArray(name, offset, count, _BARRIER * count, shape))
-            offset += _BARRIER * count
-        return tuple(placed)
+        return _arrays(attention, tile, _queries(attention, tile))
 
     def lower(self, attention: Attention, schedule: Schedule) -> Program:
         tile = _tile(schedule)
@@ -238,7 +226,7 @@ class ForwardWgmma:
             shared_bytes=last.offset + last.bytes,
             workspaces=(),
             is_persistent=True,
-            spread=() if attention.mask is None else (MoreThan("keys", SPREAD_KEYS),),
+            spread=(MoreThan("keys", SPREAD_KEYS),) if _has_long_rows(attention) else (),
             boxes=(
                 TensorBox("q", _COLUMNS, _GROUP_ROWS),
                 TensorBox("k", _COLUMNS, tile.kv),
@@ -328,6 +316,7 @@ class ForwardWgmma:
             tiles=tiles,
             shared=self.shared_arrays(attention, schedule),
             groups=tile.groups,
+            queries=_queries(attention, tile),
             stages=tile.stages,
             pieces=_PIECES,
             early=_early_parts(attention, tile),
@@ -339,6 +328,7 @@ class ForwardWgmma:
             longest_first=attention.mask is not None,
             folds_scale=folds_scale(attention),
             takes_parts=takes_parts,
+            reads_parts=parts is not None and _reads(*parts.rows, *parts.keys),
             masks_ahead=is_dear_per_pair(attention) and not takes_parts,
             weight_exponent=float_literal(math.log2(attention.dtype.weight_scale)),
             unscale_weights=float_literal(1.0 / attention.dtype.weight_scale),
@@ -385,11 +375,14 @@ def _defaults(attention: Attention) -> tuple[_Tile, ...]:
     smaller = (_Tile(128, 64), _Tile(128, 48), _Tile(128, 32), _Tile(128, 16))
     if largest <= 64:
         # A third warp group leaves few registers to those that compute, and to those that serve.
-        rows = 192 if is_bare and not attention.scores and attention.sink is None else 128
+        is_plain = is_bare and not attention.scores and attention.sink is None
+        rows = 192 if is_plain and attention.mask is None else 128
         return (_Tile(rows, 128), _Tile(128, 128), *smaller)
     if largest <= 128:
         wide = is_bare and attention.mask is None and not attention.scores
-        return (_Tile(128, 176 if wide else 128), _Tile(128, 128), *smaller)
+        # What a mask needs of rows and keys takes registers, too; with 128 keys some of them spill.
+        keys = 176 if wide else 112 if _takes_parts(attention) else 128
+        return (_Tile(128, keys), _Tile(128, 128), *smaller)
     if largest <= 192:
         return (_Tile(128, 128 if v <= 128 else 112), _Tile(128, 96), *smaller)
     return (_Tile(128, 80), *smaller) if is_bare else smaller
@@ -421,12 +414,37 @@ def _tile(schedule: Schedule) -> _Tile:
     return _Tile(q, kv, stages)
 
 
-def _barriers(tile: _Tile) -> tuple[tuple[str, int, str], ...]:
+def _queries(attention: Attention, tile: _Tile) -> int:
+    """Query tiles in shared memory at once: with two, the next one is there when it begins."""
+    return 2 if total_bytes(_arrays(attention, tile, 2)) <= _SHARED_BYTES else 1
+
+
+def _arrays(attention: Attention, tile: _Tile, queries: int) -> tuple[SharedArray, ...]:
+    qk, v = (_blocks(dim) * _ROW_BYTES for dim in head_dims(attention))
+    blocks = (
+        ("Query", queries * tile.q * qk, "[kQueries][kGroups][kBlocksQk][64][64]"),
+        ("Key", tile.stages * tile.kv * qk, "[kStages][kBlocksQk][kTileKv][64]"),
+        ("Value", tile.stages * tile.kv * v, "[kStages][kBlocksV][kTileKv][64]"),
+    )
+    placed, offset = [], 0
+    for name, size, shape in blocks:
+        placed.append(SharedArray(name, offset, size // _ELEMENT, size, shape))
+        offset += size
+    size = _PIECES * _PIECE_BYTES
+    placed.append(SharedArray("Pieces", offset, size, size, "[kPieces][kPieceBytes]"))
+    offset += size
+    for name, count, shape in _barriers(tile, queries):
+        placed.append(SharedArray(name, offset, count, _BARRIER * count, shape))
+        offset += _BARRIER * count
+    return tuple(placed)
+
+
+def _barriers(tile: _Tile, queries: int) -> tuple[tuple[str, int, str], ...]:
     """Name, number and shape of the barriers in shared memory."""
-    stages, groups, pieces = "[kStages]", "[kGroups]", "[kPieces]"
+    stages, groups, pieces = "[kStages]", "[kQueries][kGroups]", "[kPieces]"
     return (
-        ("QueryFull", tile.groups, groups),
-        ("QueryEmpty", tile.groups, groups),
+        ("QueryFull", queries * tile.groups, groups),
+        ("QueryEmpty", queries * tile.groups, groups),
         ("KeyFull", tile.stages, stages),
         ("KeyEmpty", tile.stages, stages),
         ("ValueRaw", tile.stages, stages),
@@ -486,6 +504,17 @@ def _takes_parts(attention: Attention) -> bool:
     """Whether a mask that is dear for each pair is not any more, once its parts are known."""
     parts = find_mask_parts(attention)
     return is_dear_per_pair(attention) and parts is not None and not parts.reads
+
+
+def _reads(*nodes: Expr) -> bool:
+    """Whether any of these reads a captured tensor."""
+    return any(isinstance(node, Load) for node in postorder(*nodes))
+
+
+def _has_long_rows(attention: Attention) -> bool:
+    """Whether the mask may give a row all keys by what it knows of that row alone."""
+    parts = find_mask_parts(attention)
+    return parts is not None and parts.op is LogicalOp.OR and parts.of_row is not None
 
 
 FAMILY: Final = ForwardWgmma()

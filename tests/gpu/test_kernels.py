@@ -172,8 +172,8 @@ def answer(number: int) -> tuple[Inputs, Answer]:
 CASES = list(enumerate(numeric_cases()))
 
 
-@pytest.mark.parametrize("library", LIBRARIES, indirect=True)
 @pytest.mark.parametrize(("number", "case"), CASES, ids=[str(case) for _, case in CASES])
+@pytest.mark.parametrize("library", LIBRARIES, indirect=True)
 def test_case(library: Library, number: int, case: Case) -> None:
     if case.error is not None:
         with pytest.raises(AttnError, match=rf"\b{case.error}\b"):
@@ -186,8 +186,8 @@ def test_case(library: Library, number: int, case: Case) -> None:
     assert kernel.compilations == 1
 
 
-@pytest.mark.parametrize("family", all_families())
 @pytest.mark.parametrize(("number", "case"), CASES, ids=[str(case) for _, case in CASES])
+@pytest.mark.parametrize("family", all_families())
 def test_case_with_every_family(cupy_library: Cupy, number: int, case: Case, family: str) -> None:
     if case.error is not None:
         pytest.skip("has no answer")
