@@ -380,9 +380,7 @@ def _defaults(attention: Attention) -> tuple[_Tile, ...]:
         return (_Tile(rows, 128), _Tile(128, 128), *smaller)
     if largest <= 128:
         wide = is_bare and attention.mask is None and not attention.scores
-        # What a mask needs of rows and keys takes registers, too; with 128 keys some of them spill.
-        keys = 176 if wide else 112 if _takes_parts(attention) else 128
-        return (_Tile(128, keys), _Tile(128, 128), *smaller)
+        return (_Tile(128, 176 if wide else 128), _Tile(128, 128), *smaller)
     if largest <= 192:
         return (_Tile(128, 128 if v <= 128 else 112), _Tile(128, 96), *smaller)
     return (_Tile(128, 80), *smaller) if is_bare else smaller
