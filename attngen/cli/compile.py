@@ -143,9 +143,11 @@ def _text(text: str) -> tuple[bytes, str]:
 
 
 def _resources(manifest: Mapping[str, Any]) -> str:
-    launch = manifest["launches"][0]
+    """Of the launch that writes the outputs; spills are those of all."""
+    launches = manifest["launches"]
+    launch = launches[-1]
     shared = launch["dynamic_shared_bytes"] + launch["static_shared_bytes"]
-    spilled = launch["spill_store_bytes"] + launch["spill_load_bytes"]
+    spilled = sum(each["spill_store_bytes"] + each["spill_load_bytes"] for each in launches)
     spills = f"{spilled} bytes of spills" if spilled else "no spills"
     return (
         f"{launch['family']}, {launch['threads']} threads, {launch['registers']} registers,"

@@ -239,12 +239,17 @@ class ForwardWgmma:
         return Program(attention, schedule, (*ahead, launch))
 
     def why_slower(self, attention: Attention) -> str | None:
-        """A mask that is dear for each pair in all its parts, unless a table of blocks decides most
-        tiles: `forward_mma` reads several pairs at a time (docs/performance.md)."""
+        """Masks that `forward_mma` is faster with, on an H200 (docs/performance.md).
+
+        Those that read a tensor for each pair, unless a table of blocks decides most tiles; and
+        those that let a few rows see all keys, of which few tiles are full.
+        """
+        if _has_long_rows(attention):
+            return "its mask lets some rows see all keys, and most see few"
         is_dear = is_dear_per_pair(attention) and not _takes_parts(attention)
-        if not is_dear or classify_tiles(attention).box_summaries:
-            return None
-        return "its mask is evaluated anew for each pair"
+        if is_dear and not classify_tiles(attention).box_summaries:
+            return "its mask is evaluated anew for each pair"
+        return None
 
     def why_unaligned(self, operands: Mapping[str, Strided]) -> str | None:
         """The first thing that keeps a tensor map from describing q, k or v."""

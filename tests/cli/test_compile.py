@@ -49,6 +49,19 @@ def test_files_of_two_targets(causal: Path, tmp_path: Path) -> None:
         assert word in result.out
 
 
+def test_resources_are_those_of_the_launch_that_writes_the_outputs(tmp_path: Path) -> None:
+    """And not of the one ahead of it, which summarises keys with few threads and registers."""
+    result = run(
+        "compile", "examples/packed_documents.attn", "--head-dim", "64", "--dtype", "bf16",
+        "--arch", "sm_80", "-o", tmp_path,
+    )  # fmt: skip
+    assert result.code == 0
+    manifest = json.loads((tmp_path / "packed_documents.sm_80.json").read_text())
+    ahead, main = manifest["launches"]
+    assert f"{main['threads']} threads, {main['registers']} registers" in result.out
+    assert f"{ahead['threads']} threads, {ahead['registers']} registers" not in result.out
+
+
 def test_everything_that_can_be_emitted(causal: Path, tmp_path: Path) -> None:
     result = run(
         "compile", causal, "--arch", "sm_80", "-o", tmp_path / "o", "--emit",
