@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ import numpy as np
 import attngen
 from attngen.engines import cuda_engine
 from attngen.engines.cuda_engine import Launched
+from attngen.engines.outputs import Outputs
 from benchmarks.machines import Timer
 from benchmarks.timing import Plan, measure
 
@@ -91,12 +93,12 @@ def measure_case(torch: Any, text: str, shape: tuple[int, int, int, int], family
     named = {n: torch.from_numpy(x).cuda() for n, x in captured_tensors(text, B, S).items()}
     kernel = attngen.compile_text(text, dtype="bf16", engine="cuda", schedule=f"kernel {family}")
     out = torch.empty_like(q)
-    seen: list[Launched] = []
+    seen: list[tuple[Launched, Outputs]] = []
     real = cuda_engine.launch_on_gpu
 
     def watch(*args: Any, **options: Any) -> Any:
         launched = real(*args, **options)
-        seen.append(cast(Launched, launched))
+        seen.append((cast(Launched, launched), args[3]))
         return launched
 
     def whole() -> object:
@@ -106,11 +108,10 @@ def measure_case(torch: Any, text: str, shape: tuple[int, int, int, int], family
     torch.cuda.synchronize()
     # Another layout is another plan, so that the launches of its first call are seen.
     out = torch.empty((B, S, H + 1, D), device="cuda", dtype=q.dtype)[:, :, :H]
-    before = torch.cuda.memory_allocated()
     with mock.patch.object(cuda_engine, "launch_on_gpu", watch):
         timers: dict[str, Timer] = {"whole": _Graph(torch, whole)}
-    (launched,) = seen
-    if len(launched.ready) < 2:
+    ((launched, outputs),) = seen
+    if outputs.key_ends is None:
         return None
 
     def start(launches: Sequence[Any]) -> Callable[[], object]:
@@ -132,7 +133,7 @@ def measure_case(torch: Any, text: str, shape: tuple[int, int, int, int], family
         **{f"{name}_us": round(us, 2) for name, us in found.items()},
         "added_us": round(added, 2),
         "share": round(added / found["kernel"], 4),
-        "workspace_bytes": torch.cuda.memory_allocated() - before,
+        "workspace_bytes": 4 * math.prod(outputs.key_ends.shape),
     }
 
 
