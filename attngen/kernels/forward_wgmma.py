@@ -73,9 +73,9 @@ _LATE_PARTS: Final = 3
 
 Measured on an H200 (D 64 and 128, 128 and 176 keys): 3 gain 3 to 8 % over none; at D 256 any lose.
 """
-_LATE_PARTS_WITH_SCORES: Final = 3
-_LATE_PARTS_WITH_DEAR_SCORES: Final = 3
-_LATE_PARTS_WITH_DEAR_MASKS: Final = 3
+_LATE_PARTS_WITH_SCORES: Final = 0
+_LATE_PARTS_WITH_DEAR_SCORES: Final = 0
+_LATE_PARTS_WITH_DEAR_MASKS: Final = 0
 _REGISTERS: Final[Mapping[int, tuple[int, int]]] = {2: (40, 232), 3: (32, 160)}
 """By the number of warp groups that compute: registers of a thread that serves, and computes.
 

@@ -476,7 +476,7 @@ constexpr int kQueries = 2;     // query tiles in shared memory at once
 constexpr int kStages = 2;      // tiles of keys, and of values, likewise
 constexpr int kPieces = 4;      // pieces of lists of key tiles, likewise
 constexpr int kPieceReaders = 128 * kGroups + 33;  // lanes: those that compute, one that loads, a warp that clears
-constexpr int kEarly = 5;       // of the kTileKv / 16 parts of a product with v: started before the row maxima are looked for
+constexpr int kEarly = 8;       // of the kTileKv / 16 parts of a product with v: started before the row maxima are looked for
 constexpr int kServingRegisters = 88, kComputingRegisters = 208;
 
 // A tile of q, k or v lies in shared memory as blocks of 64 columns, each with rows of 128 bytes.
