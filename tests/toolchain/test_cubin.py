@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import shutil
 import struct
 import subprocess
 from pathlib import Path
@@ -15,6 +14,7 @@ from attngen import targets
 from attngen.backend.cubin import KernelParam, read_resources
 from attngen.backend.nvrtc import compile_cuda
 from attngen.diagnostics.diagnostic import AttnError
+from tests.sass import find_tool
 from tests.toolchain.tiny_kernel import (
     ARGUMENT_BYTES,
     KERNEL,
@@ -103,7 +103,7 @@ def test_the_digest_is_that_of_the_code() -> None:
 
 
 def test_the_digest_covers_what_the_disassembler_shows(tmp_path: Path) -> None:
-    tool = shutil.which("nvdisasm") or find_wheel_tool("nvdisasm")
+    tool = find_tool("nvdisasm")
     if tool is None:
         pytest.skip("nvdisasm is not installed (pip install nvidia-cuda-nvdisasm)")
     path = tmp_path / "tiny.cubin"
@@ -115,16 +115,6 @@ def test_the_digest_covers_what_the_disassembler_shows(tmp_path: Path) -> None:
     found = read_resources(compile_tiny("sm_90a"))[KERNEL]
     assert 0 < len(code) <= found.code_bytes
     assert compile_tiny("sm_90a").count(code) == 1
-
-
-def find_wheel_tool(name: str) -> str | None:
-    import importlib.util
-
-    spec = importlib.util.find_spec("nvidia")
-    for folder in spec.submodule_search_locations or [] if spec else []:
-        for path in sorted(Path(folder).glob(f"*/bin/{name}")):
-            return str(path)
-    return None
 
 
 # ---- damage ------------------------------------------------------------------------------
