@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, final, get_args
 
@@ -55,6 +56,7 @@ from attngen.frontend.check import Checked, check
 from attngen.frontend.load import Unit, load_file, load_text
 from attngen.frontend.schedule_text import override_schedule
 from attngen.ir.attention import Attention
+from attngen.ir.digest import digest_attention
 from attngen.ir.program import Program, Workspace
 from attngen.ir.types import Element
 from attngen.partial import PartialState
@@ -189,6 +191,13 @@ class Kernel:
     @property
     def name(self) -> str:
         return self.attention.name
+
+    @property
+    def digest(self) -> str:
+        """The same for kernels that compute the same, in the same way, on the same machine."""
+        chosen = (self._dtype, self._head_dims, self._arch and self._arch.name, self._engine)
+        text = f"{digest_attention(self.attention)}\n{self.checked.schedules}\n{chosen}"
+        return sha256(text.encode()).hexdigest()
 
     @property
     def compilations(self) -> int:
