@@ -21,6 +21,7 @@ from tests.toolchain.fake_cuda import FakeDriver
 from .fake_gpu import FakeGpus, read_block
 from .texts import PLAIN
 
+LONG_ROWS = "mask kv <= qpos or qpos % 64 == 0"
 B, HQ, HKV, SQ, SKV, D = 2, 4, 2, 300, 70, 64
 
 
@@ -78,12 +79,13 @@ def test_each_call_has_the_maps_of_its_arrays(
     [
         ("", 0, 132, 24),
         ("", 0, 10, 10),
-        ("mask causal", SKV, 10, 10),
-        ("mask causal", SKV - 1, 132, 24),
-        ("mask causal", SKV - 1, 10, 24),
+        ("mask causal", 0, 10, 10),
+        (LONG_ROWS, SKV, 10, 10),
+        (LONG_ROWS, SKV - 1, 132, 24),
+        (LONG_ROWS, SKV - 1, 10, 24),
     ],
 )
-def test_there_are_as_many_blocks_as_multiprocessors_where_tiles_are_alike_or_few(
+def test_there_are_as_many_blocks_as_multiprocessors_unless_a_few_rows_are_long(
     mask: str,
     spread_keys: int,
     multiprocessors: int,

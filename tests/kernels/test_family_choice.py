@@ -7,6 +7,7 @@ import pytest
 import attngen
 
 DOC = "tensor doc : int32[B, Skv]"
+MARKED = "tensor marked : bool[B, Skv]"
 TABLE = "tensor table : bool[NB, NB]"
 
 
@@ -20,8 +21,13 @@ TABLE = "tensor table : bool[NB, NB]"
         (("tensor n : int32[B]", "mask kv <= qpos or kv < n[b]"), "forward_wgmma"),
         # Most of its tiles are decided by the table.
         ((TABLE, "mask table[q // 128, kv // 128]"), "forward_wgmma"),
-        ((DOC, "mask causal and document(doc)"), "forward_mma"),
-        (("mask (q // 7) * 7 + kv % 5 <= q % 11 + 3",), "forward_mma"),
+        # Dear for a pair, but not once what it takes of rows and keys is known.
+        ((DOC, "mask causal and document(doc)"), "forward_wgmma"),
+        (("mask (q // 7) * 7 + kv % 5 <= q % 11 + 3",), "forward_wgmma"),
+        # Every pair reads for itself, and no table of blocks decides its tiles.
+        (("tensor w : fp32[Skv]", "mask w[(q + kv) % Skv] > 0.5"), "forward_mma"),
+        # Some rows see all keys, most see few.
+        ((MARKED, "mask window(left = 100) or global_tokens(marked)"), "forward_mma"),
     ],
 )
 def test_the_faster_family_comes_first(lines: tuple[str, ...], family: str) -> None:
@@ -29,7 +35,7 @@ def test_the_faster_family_comes_first(lines: tuple[str, ...], family: str) -> N
 
 
 def test_a_named_family_is_taken() -> None:
-    lines = (DOC, "mask causal and document(doc)")
+    lines = (MARKED, "mask window(left = 100) or global_tokens(marked)")
     assert family_of(lines, schedule="kernel forward_wgmma") == "forward_wgmma"
 
 
