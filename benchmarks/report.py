@@ -18,7 +18,15 @@ from typing import Any, Final, TypeAlias, final
 from attngen.record import record
 from benchmarks.peers import PEERS
 
-__all__ = ["Row", "geometric_mean", "main", "make_rows", "read_records", "render_report"]
+__all__ = [
+    "Row",
+    "geometric_mean",
+    "main",
+    "make_rows",
+    "order_lanes",
+    "read_records",
+    "render_report",
+]
 
 Record: TypeAlias = Mapping[str, Any]
 _OWN: Final = "attngen"
@@ -81,6 +89,12 @@ def make_rows(records: Iterable[Record], suite: str) -> tuple[Row, ...]:
     return tuple(Row(cell, lanes) for cell, lanes in cells.items())
 
 
+def order_lanes(records: Iterable[Record]) -> list[str]:
+    """All lanes, in the order of the peers."""
+    found = {r["lane"]: PEERS.index(r["peer"]) for r in records}
+    return sorted(found, key=lambda lane: (found[lane], lane))
+
+
 def geometric_mean(values: Sequence[float]) -> float | None:
     """None of nothing."""
     if not values:
@@ -128,7 +142,7 @@ def _render_environment(records: Sequence[Record]) -> str:
 
 
 def _render_suite(title: str, rows: Sequence[Row]) -> str:
-    lanes = _lanes(r for row in rows for r in row.records.values())
+    lanes = order_lanes(r for row in rows for r in row.records.values())
     head = ["cell", *lanes, "best peer", "attngen / best", "error / SDPA's"]
     body = []
     for row in rows:
@@ -207,12 +221,6 @@ def _fastest(records: Iterable[Record]) -> Record | None:
 
 def _end(records: Sequence[Record]) -> Record:
     return next((r for r in records if r["suite"] == "end"), {})
-
-
-def _lanes(records: Iterable[Record]) -> list[str]:
-    """All lanes, in the order of the peers."""
-    found = {r["lane"]: PEERS.index(r["peer"]) for r in records}
-    return sorted(found, key=lambda lane: (found[lane], lane))
 
 
 def _describe_clocks(clocks: Mapping[str, float | None] | None) -> str:
