@@ -10,7 +10,7 @@ from typing import Any, Final
 from attngen.api import Engine, Kernel
 from attngen.binding_errors import GroupMismatch, ReservedArgument, ShapeMismatch
 from attngen.diagnostics.diagnostic import AttnError
-from attngen.flex.captured import Captured, is_torch
+from attngen.flex.captured import Captured, element_of, is_array, is_torch
 from attngen.flex.numbers_seen import NumbersSeen
 from attngen.flex.origins import note_python_lines
 from attngen.flex.trace import trace
@@ -49,6 +49,7 @@ def flex_attention(
     kernel_options: Any = None,
     *,
     mask_mod: Any = None,
+    sinks: Any = None,
     return_aux: Any = None,
     engine: Engine = "auto",
     schedule: str | None = None,
@@ -60,6 +61,8 @@ def flex_attention(
              [B, Hq, Sq, Dv], lse [B, Hq, Sq] float32, a natural logarithm.  One sequence of
              keys serves all of B where a `block_mask` is given, as in PyTorch.
     block_mask:      used for its `mask_mod` alone, and for the lengths it was made for.
+    sinks:           [Hq], a logit of each head that joins the softmax's sum, as in gpt-oss; None
+                     where there is none.  The lse counts it.
     kernel_options:  hints for PyTorch's own kernels; they have no effect.
     return_aux:      PyTorch's `AuxRequest`; then the second result is its `AuxOutput`.
     engine, schedule, check:  as for `attngen.compile` and its kernels.
@@ -77,10 +80,14 @@ def flex_attention(
 
     traced = trace(score_mod, mask_mod, device=getattr(query, "device", None))
     outputs = ("o", "row_max") if wants_max else ("o",)
-    settled = _numbers.settle(write_file(traced, outputs=outputs, has_scale=scale is not None))
+    sink = None if sinks is None else _sink_element(sinks, query.shape[1])
+    file = write_file(traced, outputs=outputs, has_scale=scale is not None, sink=sink)
+    settled = _numbers.settle(file)
     named: dict[str, Any] = dict(settled.params)
     if scale is not None:
         named["qk_scale"] = float(scale)
+    if sinks is not None:
+        named["qk_sink"] = sinks
     named |= _fitted_arrays(traced.captured, settled.file, query, key)
     try:
         kernel = _kernel(format_file(settled.file), engine, schedule)
@@ -102,6 +109,16 @@ def _kernel(text: str, engine: Engine, schedule: str | None) -> Kernel:
 
 def _refuse(argument: str, reason: str) -> AttnError:
     return AttnError(ReservedArgument(None, argument, reason))
+
+
+def _sink_element(sinks: Any, heads: int) -> str:
+    """How the sinks are stored, in the language's word."""
+    element = element_of(sinks) if is_array(sinks) else None
+    if element is None:
+        raise _refuse("sinks", "it is an array of a logit for each head")
+    if tuple(sinks.shape) != (heads,):
+        raise AttnError(ShapeMismatch(None, "sinks", str(tuple(sinks.shape)), f"({heads},)"))
+    return element
 
 
 def _one_mask(mask_mod: Any, block_mask: Any, query: Any, key: Any) -> Any:

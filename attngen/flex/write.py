@@ -42,9 +42,17 @@ define erf(x : float) : float = where(
 
 
 def write_file(
-    trace: Trace, *, outputs: tuple[str, ...] = ("o",), has_scale: bool = False
+    trace: Trace,
+    *,
+    outputs: tuple[str, ...] = ("o",),
+    has_scale: bool = False,
+    sink: str | None = None,
 ) -> ast.File:
-    """The file of one attention block, and the definitions that it needs."""
+    """The file of one attention block, and the definitions that it needs.
+
+    has_scale:  the scale is a param, `qk_scale`.
+    sink:       the element type of `qk_sink`, a logit for each head that joins the softmax.
+    """
     span = _nowhere()
     lets = _Lets(trace)
     dims = _dims(trace, [read for read in trace.reads if lets.is_used(read)])
@@ -53,6 +61,9 @@ def write_file(
     statements: list[ast.Statement] = []
     if has_scale:
         statements.append(ast.Param("qk_scale", "float", None, None, span, span))
+    if sink is not None:
+        heads = (ast.Dim("Hq", False, span),)
+        statements.append(ast.Tensor("qk_sink", sink, heads, span, span))
     for captured in trace.captured:
         if captured.name in dims:
             assert captured.element is not None
@@ -65,6 +76,9 @@ def write_file(
         statements.append(ast.Score(score, span))
     if mask is not None:
         statements.append(ast.Mask(mask, span))
+    if sink is not None:
+        of_head = ast.Index("qk_sink", (ast.Name("h", span),), span, span)
+        statements.append(ast.Weights("softmax", of_head, span))
     statements.append(ast.Output(outputs, span))
     block = ast.Attention(trace.name, tuple(statements), span, span)
     definitions = _definitions() if lets.calls & {"erf"} else ()

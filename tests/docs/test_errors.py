@@ -40,8 +40,8 @@ def error_classes() -> tuple[type[Diagnostic], ...]:
     """Every class of the package that has a code, by code."""
     found: list[type[Diagnostic]] = []
     for entry in pkgutil.walk_packages(attngen.__path__, "attngen."):
-        if entry.name.endswith("__main__") or entry.name == "attngen.torch":
-            continue  # one runs, the other needs PyTorch and has no errors of its own
+        if entry.name.endswith("__main__") or entry.name in _NEED_MORE:
+            continue
         module = importlib.import_module(entry.name)
         found += [
             cls
@@ -60,6 +60,10 @@ class Section:
 
     def blocks(self, language: str) -> list[str]:
         return [block[2] for block in _BLOCK.finditer(self.text) if block[1] == language]
+
+
+_NEED_MORE = ("attngen.torch", "attngen.transformers")
+"""They need PyTorch or Transformers, and have no errors of their own."""
 
 
 def sections() -> list[Section]:

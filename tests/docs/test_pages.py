@@ -20,8 +20,9 @@ _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 def test_page_runs_as_printed(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(DOCS)
     text = page.read_text(encoding="utf-8")
-    if "import torch" in text:
-        pytest.importorskip("torch", reason="PyTorch is not installed")
+    for name in ("torch", "transformers"):
+        if re.search(rf"^(import|from) {name}\b", text, re.MULTILINE):
+            pytest.importorskip(name, reason=f"{name} is not installed")
     names: dict[str, object] = {}
     printed = ""
     for block in _BLOCK.finditer(text):

@@ -76,6 +76,27 @@ def test_a_score_mod_gets_the_scaled_score() -> None:
     np.testing.assert_allclose(o, attend(q, k, v, square, scale=0.1)[0], atol=2e-6)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_sinks_join_the_sum(dtype: Any) -> None:
+    q, k, v = operands(2, 4, 2, 9, 9)
+    sinks = np.array([-1.0, 0.0, 1.5, 30.0], dtype)
+    plain, lse = flex_attention(q, k, v, mask_mod=causal, enable_gqa=True, return_lse=True)
+    o, with_sinks = flex_attention(
+        q, k, v, mask_mod=causal, enable_gqa=True, sinks=sinks, return_lse=True
+    )
+    right = np.logaddexp(lse, sinks.astype(np.float32)[None, :, None])
+    np.testing.assert_allclose(with_sinks, right, rtol=1e-6)
+    np.testing.assert_allclose(o, plain * np.exp(lse - right)[..., None], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("sinks", "code"), [([1.0] * 4, "A632"), (np.zeros(3, np.float32), "A621")])
+def test_sinks_that_are_none(sinks: Any, code: str) -> None:
+    q, k, v = operands(2, 4, 2, 9, 9)
+    with pytest.raises(AttnError) as caught:
+        flex_attention(q, k, v, enable_gqa=True, sinks=sinks)
+    assert caught.value.diagnostics[0].code == code
+
+
 def test_rows_without_a_key_give_zero() -> None:
     q, k, v = operands(1, 2, 1, 4, 4)
     o, lse = run(q, k, v, mask_mod=lambda b, h, i, j: j < i, enable_gqa=True, return_lse=True)
