@@ -11,7 +11,7 @@ as the model says them, and no mask is ever built.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias, final
 
 import torch
@@ -27,8 +27,8 @@ from transformers.masking_utils import (
 from attngen.api import Engine
 from attngen.binding_errors import ReservedArgument
 from attngen.diagnostics.diagnostic import AttnError
-from attngen.flex.attention import flex_attention
-from attngen.record import record
+from attngen.flex.attention import Prepared, flex_attention, prepare
+from attngen.flex.captured import element_of
 
 __all__ = ["Mask", "attention", "make_mask", "register"]
 
@@ -39,12 +39,25 @@ NAME: Final = "attngen"
 
 
 @final
-@record(eq=False)
 class Mask:
-    """What a model's layers get as `attention_mask`: a function, and for which lengths it is."""
+    """What a model's layers get as `attention_mask`: a function, and for which lengths it is.
 
-    mask_mod: MaskFunction
-    seq_lengths: tuple[int, int]
+    Layers that differ in their tensors alone share what the function was traced to.
+    """
+
+    def __init__(self, mask_mod: MaskFunction, seq_lengths: tuple[int, int]) -> None:
+        self.mask_mod = mask_mod
+        self.seq_lengths = seq_lengths
+        self._prepared: dict[tuple[float | None, str | None], Prepared] = {}
+
+    def prepared(self, softcap: float | None, sink: str | None, device: Any) -> Prepared:
+        """The mask behind a score that is capped or not; `sink` is the element type of sinks."""
+        found = self._prepared.get((softcap, sink))
+        if found is None:
+            score_mod = None if softcap is None else _make_score(softcap, ())
+            found = prepare(score_mod, self.mask_mod, device=device, has_scale=True, sink=sink)
+            self._prepared[softcap, sink] = found
+        return found
 
 
 def register(name: str = NAME, *, engine: Engine = "auto") -> None:
@@ -111,10 +124,33 @@ def attention(
     if dropout:
         reason = "attngen has none; use it with `model.eval()`, or set the config's to 0"
         raise AttnError(ReservedArgument(None, "dropout", reason))
-    mask_mod, added = _as_functions(module, query, key, attention_mask, is_causal)
+    scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    sinks = None if s_aux is None else s_aux.detach()
     if isinstance(attention_mask, Mask):
         key, value = (x[:, :, : attention_mask.seq_lengths[1]] for x in (key, value))
-    biases = [bias for bias in (added, position_bias) if bias is not None]
+    if isinstance(attention_mask, Mask) and position_bias is None:
+        sink = None if sinks is None else element_of(sinks)
+        prepared = attention_mask.prepared(softcap, sink, query.device)
+        o = prepared(query, key, value, scale, sinks, engine=engine)
+        return o.transpose(1, 2).contiguous(), None
+    mask_mod, added = _as_functions(module, query, key, attention_mask, is_causal)
+    biases = tuple(bias for bias in (added, position_bias) if bias is not None)
+    o = flex_attention(
+        query,
+        key,
+        value,
+        None if softcap is None and not biases else _make_score(softcap, biases),
+        mask_mod=mask_mod,
+        scale=scale,
+        enable_gqa=True,
+        sinks=sinks,
+        engine=engine,
+    )
+    return o.transpose(1, 2).contiguous(), None
+
+
+def _make_score(softcap: float | None, biases: Sequence[Tensor]) -> Callable[..., Any]:
+    """The score behind the scaled product: capped, and with biases added."""
 
     def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         if softcap is not None:
@@ -123,18 +159,7 @@ def attention(
             score = score + _read(bias, b, h, q_idx, kv_idx)
         return score
 
-    o = flex_attention(
-        query,
-        key,
-        value,
-        score_mod if softcap is not None or biases else None,
-        mask_mod=mask_mod,
-        scale=scaling,
-        enable_gqa=True,
-        sinks=None if s_aux is None else s_aux.detach(),
-        engine=engine,
-    )
-    return o.transpose(1, 2).contiguous(), None
+    return score_mod
 
 
 def _as_functions(

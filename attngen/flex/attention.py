@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, final
 
 from attngen.api import Engine, Kernel
 from attngen.binding_errors import GroupMismatch, ReservedArgument, ShapeMismatch
@@ -18,8 +18,9 @@ from attngen.flex.write import write_file
 from attngen.frontend import ast
 from attngen.frontend.format import format_file
 from attngen.frontend.load import load_text
+from attngen.record import record
 
-__all__ = ["flex_attention", "from_python"]
+__all__ = ["Prepared", "flex_attention", "from_python", "prepare"]
 
 _NO_BLOCKS: Final = 1 << 30
 """The block size that PyTorch gives a block mask which stands for none."""
@@ -78,24 +79,80 @@ def flex_attention(
     wants_lse = return_lse or bool(return_aux and return_aux.lse)
     wants_max = bool(return_aux and return_aux.max_scores)
 
-    traced = trace(score_mod, mask_mod, device=getattr(query, "device", None))
-    outputs = ("o", "row_max") if wants_max else ("o",)
-    sink = None if sinks is None else _sink_element(sinks, query.shape[1])
-    file = write_file(traced, outputs=outputs, has_scale=scale is not None, sink=sink)
-    settled = _numbers.settle(file)
-    named: dict[str, Any] = dict(settled.params)
-    if scale is not None:
-        named["qk_scale"] = float(scale)
-    if sinks is not None:
-        named["qk_sink"] = sinks
-    named |= _fitted_arrays(traced.captured, settled.file, query, key)
-    try:
-        kernel = _kernel(format_file(settled.file), engine, schedule)
-        results = kernel(query, key, value, return_lse=wants_lse, check=check, **named)
-    except AttnError as error:
-        note_python_lines(error, settled.file)
-        raise
+    prepared = prepare(
+        score_mod,
+        mask_mod,
+        device=getattr(query, "device", None),
+        outputs=("o", "row_max") if wants_max else ("o",),
+        has_scale=scale is not None,
+        sink=None if sinks is None else _sink_element(sinks, query.shape[1]),
+    )
+    results = prepared(
+        query,
+        key,
+        value,
+        scale,
+        sinks,
+        return_lse=wants_lse,
+        engine=engine,
+        schedule=schedule,
+        check=check,
+    )
     return _as_pytorch_returns(results, return_aux, wants_lse, wants_max)
+
+
+@final
+@record(eq=False)
+class Prepared:
+    """Functions that were traced, for calls with any q, k and v: `captured` is read at each."""
+
+    text: str
+    file: ast.File
+    params: Mapping[str, Any]
+    captured: tuple[Captured, ...]
+
+    def __call__(
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        scale: float | None = None,
+        sinks: Any = None,
+        *,
+        return_lse: bool = False,
+        engine: Engine = "auto",
+        schedule: str | None = None,
+        check: bool = False,
+    ) -> Any:
+        """The kernel's results; `scale` and `sinks` are there when they were to be."""
+        named: dict[str, Any] = dict(self.params)
+        if scale is not None:
+            named["qk_scale"] = float(scale)
+        if sinks is not None:
+            named["qk_sink"] = sinks
+        named |= _fitted_arrays(self.captured, self.file, query, key)
+        try:
+            kernel = _kernel(self.text, engine, schedule)
+            return kernel(query, key, value, return_lse=return_lse, check=check, **named)
+        except AttnError as error:
+            note_python_lines(error, self.file)
+            raise
+
+
+def prepare(
+    score_mod: Any,
+    mask_mod: Any,
+    *,
+    device: Any = None,
+    outputs: tuple[str, ...] = ("o",),
+    has_scale: bool = False,
+    sink: str | None = None,
+) -> Prepared:
+    """Trace the functions and write them down; see `write_file` for `has_scale` and `sink`."""
+    traced = trace(score_mod, mask_mod, device=device)
+    settled = _numbers.settle(write_file(traced, outputs=outputs, has_scale=has_scale, sink=sink))
+    text = format_file(settled.file)
+    return Prepared(text, settled.file, settled.params, tuple(traced.captured))
 
 
 @lru_cache(maxsize=256)

@@ -89,7 +89,9 @@ def test_sinks_join_the_sum(dtype: Any) -> None:
     np.testing.assert_allclose(o, plain * np.exp(lse - right)[..., None], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("sinks", "code"), [([1.0] * 4, "A632"), (np.zeros(3, np.float32), "A621")])
+@pytest.mark.parametrize(
+    ("sinks", "code"), [([1.0] * 4, "A632"), (np.zeros(3, np.float32), "A621")]
+)
 def test_sinks_that_are_none(sinks: Any, code: str) -> None:
     q, k, v = operands(2, 4, 2, 9, 9)
     with pytest.raises(AttnError) as caught:
