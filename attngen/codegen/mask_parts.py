@@ -311,7 +311,7 @@ _CHEAP_MASK: Final = 9
 
 
 def is_dear_per_pair(attention: Attention) -> bool:
-    """Whether the mask reads or does more than a window's work for each pair.
+    """Whether the mask reads, divides or does more than a window's work for each pair.
 
     What it does once for a block does not count.
     """
@@ -325,4 +325,9 @@ def is_dear_per_pair(attention: Attention) -> bool:
         for node in postorder(attention.mask if parts is None else parts.mask)
         if node not in fixed_nodes
     ]
-    return len(nodes) > _CHEAP_MASK or any(isinstance(node, Load) for node in nodes)
+    return len(nodes) > _CHEAP_MASK or any(_is_dear(node) for node in nodes)
+
+
+def _is_dear(node: Expr) -> bool:
+    """Whether one node alone is more than a window's work."""
+    return isinstance(node, Load) or (isinstance(node, Binary) and node.op in _DIVISIONS)

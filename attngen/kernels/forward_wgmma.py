@@ -26,7 +26,7 @@ from attngen.codegen.score_parts import cost_of_pair
 from attngen.codegen.score_text import print_scores
 from attngen.codegen.tiles import TileFormulas, pair_by_pair, tile_formulas
 from attngen.ir.attention import Attention
-from attngen.ir.expr import Expr, Load, LogicalOp
+from attngen.ir.expr import Expr, Load, LogicalOp, Symbol
 from attngen.ir.program import (
     Launch,
     MoreThan,
@@ -82,7 +82,10 @@ _REGISTERS: Final[Mapping[int, tuple[int, int]]] = {2: (40, 232), 3: (32, 160)}
 Together those of a multiprocessor, 512 or 504 for a thread of each group; with 24 the lane that
 loads spills.
 """
-_MOST_SERVING: Final = 88
+_LEAST_LISTING, _MOST_LISTING = 72, 88
+"""Of a thread that serves, where the lists are of a dear mask: with fewer some of them spill."""
+_SCORES_BESIDE_MASK: Final = 32
+"""What score lines take of a thread that computes, where a dear mask takes some, too."""
 _SPARE_REGISTERS: Final = 16
 """What is left above the estimate for warp groups that compute, where another warp needs some."""
 _OTHER_REGISTERS: Final = 32
@@ -191,7 +194,7 @@ class ForwardWgmma:
         arrays = self.shared_arrays(attention, complete)
         if (too_large := why_too_large(arrays, target)) is not None:
             reasons.append(too_large)
-        _, most = _REGISTERS[tile.groups]
+        most = _most_registers(attention, tile)
         if _registers(attention, tile) > most:
             reasons.append(
                 f"64 rows and {tile.kv} keys need about {_registers(attention, tile)} registers a"
@@ -208,8 +211,9 @@ class ForwardWgmma:
     def _fits(self, attention: Attention, schedule: Schedule, target: Target) -> bool:
         tile = _tile(schedule)
         shared = total_bytes(self.shared_arrays(attention, schedule))
-        _, most = _REGISTERS[tile.groups]
-        return shared <= target.shared_bytes_per_block and _registers(attention, tile) <= most
+        registers = _registers(attention, tile)
+        is_small = shared <= target.shared_bytes_per_block
+        return is_small and registers <= _most_registers(attention, tile)
 
     def shared_arrays(self, attention: Attention, schedule: Schedule) -> tuple[SharedArray, ...]:
         """Blocks of 64 columns of q, k and v, then lists and barriers."""
@@ -381,16 +385,17 @@ def _defaults(attention: Attention) -> tuple[_Tile, ...]:
     qk, v = head_dims(attention)
     largest, is_bare = max(qk, v), _is_bare(attention)
     smaller = (_Tile(128, 64), _Tile(128, 48), _Tile(128, 32), _Tile(128, 16))
+    wider = (_Tile(128, 128), _Tile(128, 112), _Tile(128, 96))
     if largest <= 64:
         # A third warp group leaves few registers to those that compute, and to those that serve.
         is_plain = is_bare and not attention.scores and attention.sink is None
         rows = 192 if is_plain and attention.mask is None else 128
-        return (_Tile(rows, 128), _Tile(128, 128), *smaller)
+        return (_Tile(rows, 128), *wider, *smaller)
     if largest <= 128:
         wide = is_bare and attention.mask is None and not attention.scores
-        return (_Tile(128, 176 if wide else 128), _Tile(128, 128), *smaller)
+        return (_Tile(128, 176 if wide else 128), *wider, *smaller)
     if largest <= 192:
-        return (_Tile(128, 128 if v <= 128 else 112), _Tile(128, 96), *smaller)
+        return (_Tile(128, 128 if v <= 128 else 112), *wider[1:], *smaller)
     return (_Tile(128, 80), *smaller) if is_bare else smaller
 
 
@@ -468,7 +473,19 @@ def _blocks(dim: int) -> int:
 def _registers(attention: Attention, tile: _Tile) -> int:
     """About how many a thread needs: its part of the output, its scores, rounded weights."""
     _, v = head_dims(attention)
-    return v // 2 + tile.kv // 2 + tile.kv // 4 + _OTHER_REGISTERS
+    is_both = bool(attention.scores) and is_dear_per_pair(attention)
+    more = _SCORES_BESIDE_MASK if is_both else 0
+    if _scores_read_pairs(attention):
+        more += tile.kv * 5 // 4  # addresses and elements on their way; measured by what spills
+    return v // 2 + tile.kv // 2 + tile.kv // 4 + _OTHER_REGISTERS + more
+
+
+def _most_registers(attention: Attention, tile: _Tile) -> int:
+    """Of a thread that computes, at most."""
+    serving, computing = _REGISTERS[tile.groups]
+    if tile.groups != 2 or not is_dear_per_pair(attention):
+        return computing
+    return (serving + 2 * computing - _LEAST_LISTING) // 2 - 8  # with none to spare some spill
 
 
 def _split_registers(attention: Attention, tile: _Tile) -> tuple[int, int]:
@@ -481,7 +498,7 @@ def _split_registers(attention: Attention, tile: _Tile) -> tuple[int, int]:
         return serving, computing
     wanted = -(-(_registers(attention, tile) + _SPARE_REGISTERS) // 8) * 8
     together = serving + 2 * computing
-    serving = max(serving, min(_MOST_SERVING, together - 2 * wanted))
+    serving = max(_LEAST_LISTING, min(_MOST_LISTING, together - 2 * wanted))
     return serving, (together - serving) // 2
 
 
@@ -520,6 +537,16 @@ def _takes_parts(attention: Attention) -> bool:
 def _reads(*nodes: Expr) -> bool:
     """Whether any of these reads a captured tensor."""
     return any(isinstance(node, Load) for node in postorder(*nodes))
+
+
+def _scores_read_pairs(attention: Attention) -> bool:
+    """Whether a score line reads a captured tensor anew for rows or keys."""
+    return any(
+        isinstance(node, Symbol) and node.name in ("q", "qpos", "kv")
+        for load in postorder(*attention.scores)
+        if isinstance(load, Load)
+        for node in postorder(load)
+    )
 
 
 def _has_long_rows(attention: Attention) -> bool:

@@ -21,8 +21,25 @@ BODIES = {
     "causal": "mask causal",
     "softcap": "score softcap(s, 30.0)\nmask window(left = 500)",
     "documents": "tensor doc : int32[B, Skv]\nmask causal and doc[b, qpos] == doc[b, kv]",
+    "capped_documents": """score softcap(s, 50.0)
+        tensor doc : int32[B, Skv]
+        mask window(left = 4095) and document(doc)""",
+    "chunks": "mask causal and qpos // 100 == kv // 100",
+    "neighbours": "mask abs(kv % 64 - q % 64) <= 3 and abs(kv // 64 - q // 64) <= 3",
+    "pair_bias": "tensor bias : bf16[Hq, Sq, Skv]\nscore s + bias[h, q, kv]\nmask causal",
+    "alibi": "score alibi(s)\nmask causal",
 }
-DIMS = {"full": (64, 128, 192), "causal": (64, 256), "softcap": (128,), "documents": (128,)}
+DIMS = {
+    "full": (64, 128, 192),
+    "causal": (64, 256),
+    "softcap": (128,),
+    "documents": (128, 256),
+    "capped_documents": (128, 256),
+    "chunks": (128, 256),
+    "neighbours": (128, 192),
+    "pair_bias": (64, 128, 256),
+    "alibi": (128,),
+}
 CASES = [(name, dim) for name, dims in DIMS.items() for dim in dims]
 
 
