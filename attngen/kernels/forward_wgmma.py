@@ -72,10 +72,9 @@ _LATE_PARTS: Final = 3
 """Parts of a product with v that wait for the row maxima.
 
 Measured on an H200 (D 64 and 128, 128 and 176 keys): 3 gain 3 to 8 % over none; at D 256 any lose.
+So they do where more is computed before the maxima are known, since a warp group that waits for
+them holds up the other one: none gain 8 to 14 % with most scores and dear masks.
 """
-_LATE_PARTS_WITH_SCORES: Final = 0
-_LATE_PARTS_WITH_DEAR_SCORES: Final = 0
-_LATE_PARTS_WITH_DEAR_MASKS: Final = 0
 _REGISTERS: Final[Mapping[int, tuple[int, int]]] = {2: (40, 232), 3: (32, 160)}
 """By the number of warp groups that compute: registers of a thread that serves, and computes.
 
@@ -504,12 +503,8 @@ def _split_registers(attention: Attention, tile: _Tile) -> tuple[int, int]:
 
 def _early_parts(attention: Attention, tile: _Tile) -> int:
     """Parts of a product with v that are started at once."""
-    parts, late = tile.kv // 16, _LATE_PARTS
-    if attention.scores:
-        is_cheap = cost_of_pair(attention) <= CHEAP_SCORE
-        late = _LATE_PARTS_WITH_SCORES if is_cheap else _LATE_PARTS_WITH_DEAR_SCORES
-    elif is_dear_per_pair(attention):
-        late = _LATE_PARTS_WITH_DEAR_MASKS
+    parts = tile.kv // 16
+    late = 0 if attention.scores or is_dear_per_pair(attention) else _LATE_PARTS
     is_small = max(head_dims(attention)) <= 128
     return parts - late if is_small and parts > late + 1 else parts
 
