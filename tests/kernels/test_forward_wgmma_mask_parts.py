@@ -1,0 +1,47 @@
+"""Every kind of part of a mask through forward_wgmma on the CPU: types, terms, tiles of keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from attngen.cpu.build import build_library
+from tests.analysis.masks import AFFINE, TRUTHS
+
+from .family import join
+from .test_forward_mma_mask_parts import MASKS
+from .test_forward_mma_masks import Problem, check, compile_mask
+
+TILES = ("kv = 128", "kv = 112", "kv = 16")  # whole groups of 32 keys, half a one behind, one alone
+SIZES = ((150, 140, True), (37, 300, False), (1, 70, False))
+
+
+def check_all(masks: Any, tiles: str, folder: Path) -> list[str]:
+    """Compare each with the oracle; their texts."""
+    schedule = f"kernel forward_wgmma; tile q = 128, {tiles}"
+    compiled = [compile_mask(i, mask, schedule, "sm_90a") for i, mask in enumerate(masks)]
+    library = build_library(
+        join([rendered for _, rendered in compiled]), cache_dir=folder, optimization=0
+    )
+    for mask, (kernel, rendered) in zip(masks, compiled, strict=True):
+        for size in SIZES:
+            check(f"{mask} at {size}", kernel, rendered, library, Problem(*size))
+    return [rendered.source for _, rendered in compiled]
+
+
+@pytest.mark.parametrize("tiles", TILES)
+def test_parts(tiles: str, tmp_path: Path, host_compiler: None) -> None:
+    texts = check_all(MASKS, tiles, tmp_path)
+    assert "struct Attending" in texts[-1]  # it reads for each pair: found before the products
+    assert all("struct Attending" not in text for text in texts[:-1])
+    assert all("struct Parts" in text for text in texts[:4])
+
+
+@settings(max_examples=1, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@given(st.lists(TRUTHS | AFFINE, min_size=12, max_size=12, unique=True))
+def test_random_masks(tmp_path_factory: Any, host_compiler: None, masks: list[str]) -> None:
+    check_all(masks, "kv = 48", tmp_path_factory.mktemp("masks"))
