@@ -475,7 +475,9 @@ def _registers(attention: Attention, tile: _Tile) -> int:
     is_both = bool(attention.scores) and is_dear_per_pair(attention)
     more = _SCORES_BESIDE_MASK if is_both else 0
     if _scores_read_pairs(attention):
-        more += tile.kv * 5 // 4  # addresses and elements on their way; measured by what spills
+        more = max(
+            more, tile.kv * 5 // 4
+        )  # addresses and elements on their way; measured by what spills
     return v // 2 + tile.kv // 2 + tile.kv // 4 + _OTHER_REGISTERS + more
 
 
