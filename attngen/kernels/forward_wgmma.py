@@ -210,9 +210,8 @@ class ForwardWgmma:
     def _fits(self, attention: Attention, schedule: Schedule, target: Target) -> bool:
         tile = _tile(schedule)
         shared = total_bytes(self.shared_arrays(attention, schedule))
-        registers = _registers(attention, tile)
-        is_small = shared <= target.shared_bytes_per_block
-        return is_small and registers <= _most_registers(attention, tile)
+        has_registers = _registers(attention, tile) <= _most_registers(attention, tile)
+        return has_registers and shared <= target.shared_bytes_per_block
 
     def shared_arrays(self, attention: Attention, schedule: Schedule) -> tuple[SharedArray, ...]:
         """Blocks of 64 columns of q, k and v, then lists and barriers."""
@@ -475,9 +474,8 @@ def _registers(attention: Attention, tile: _Tile) -> int:
     is_both = bool(attention.scores) and is_dear_per_pair(attention)
     more = _SCORES_BESIDE_MASK if is_both else 0
     if _scores_read_pairs(attention):
-        more = max(
-            more, tile.kv * 5 // 4
-        )  # addresses and elements on their way; measured by what spills
+        # Addresses and elements on their way: the least with which no default spills.
+        more = max(more, tile.kv * 5 // 4)
     return v // 2 + tile.kv // 2 + tile.kv // 4 + _OTHER_REGISTERS + more
 
 
