@@ -123,7 +123,12 @@ def render_lowered(
     dtype = program.attention.dtype
     assert dtype is not None
     arguments = layout_arguments(
-        program.attention, dtype, program.workspaces, program.boxes, is_checked=is_checked
+        program.attention,
+        dtype,
+        program.workspaces,
+        program.boxes,
+        has_tickets=program.hands_out_tiles,
+        is_checked=is_checked,
     )
     return Rendered(program, target, source, arguments, lowered.notes)
 

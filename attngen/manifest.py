@@ -33,7 +33,15 @@ from attngen.compiler import Rendered
 from attngen.diagnostics.internal import require_valid
 from attngen.ir.attention import Attention, Param, Tensor
 from attngen.ir.digest import digest_attention
-from attngen.ir.program import CeilDiv, Dim, Launch, Program, TensorBox, Workspace
+from attngen.ir.program import (
+    TICKETS,
+    CeilDiv,
+    Dim,
+    Launch,
+    Program,
+    TensorBox,
+    Workspace,
+)
 from attngen.kernels import all_families
 
 __all__ = ["FORMAT", "build_manifest", "format_manifest", "grid_formula"]
@@ -179,6 +187,7 @@ def _launch(
         "family": launch.family,
         "grid": grid_formula(launch),
         "launch_when": _condition(launch),
+        "hands_out_tiles": launch.hands_out_tiles,
         "threads": launch.threads,
         "dynamic_shared_bytes": shared,
         "static_shared_bytes": found.shared_bytes,
@@ -256,7 +265,7 @@ def _dim(dim: Dim, known: Mapping[str, str]) -> str:
 
 def _arguments(layout: ArgumentLayout, program: Program) -> dict[str, Any]:
     may_be_null = {"o", "lse", "row_max", "state_m", "state_l", "state_acc"}
-    may_be_null |= {w.name for w in program.workspaces}
+    may_be_null |= {TICKETS, *(w.name for w in program.workspaces)}
     return {
         "bytes": layout.size,
         "alignment": layout.alignment,

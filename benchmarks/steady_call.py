@@ -114,6 +114,12 @@ class FakeDriver:
     def is_capturing(self, stream: int) -> bool:
         return False
 
+    def stream_id(self, stream: int) -> int:
+        return stream
+
+    def allocate_zeros(self, size: int) -> int:
+        return 0
+
     def launch(
         self, function: int, grid: int, threads: int, shared: int, stream: int, block: bytes
     ) -> int:

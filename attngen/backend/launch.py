@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 import sys
 import threading
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ from attngen.backend.errors import (
     UnknownKernel,
 )
 from attngen.backend.tensor_maps import TensorMapEncoder
+from attngen.backend.tickets import Tickets
 from attngen.diagnostics.diagnostic import AttnError
 from attngen.tensor_map import TensorMap
 
@@ -76,6 +78,8 @@ class Driver(Protocol):
     def find_function(self, module: Any, kernel: str) -> tuple[int, Any]: ...
     def set_max_dynamic_shared(self, function: int, size: int) -> None: ...
     def is_capturing(self, stream: int) -> bool: ...
+    def stream_id(self, stream: int) -> int: ...
+    def allocate_zeros(self, size: int) -> int: ...
     def launch(
         self, function: int, grid: int, threads: int, shared: int, stream: int, block: bytes
     ) -> int: ...
@@ -112,18 +116,22 @@ class ReadyLaunch(NamedTuple):
     grid: int
     threads: int
     shared_bytes: int
+    tickets: Tickets | None = None
+    tickets_at: int = 0  # offset in the struct
 
     def start(self, stream: int, block: bytes) -> None:
         """Queue it on the stream; `block` has the size of the kernel's parameter.
 
         Errors:  A612 in a child forked since; A618 when the driver refuses.
         """
-        driver, kernel, loaded, device, grid, threads, shared_bytes = self
+        driver, kernel, loaded, device, grid, threads, shared_bytes, tickets, at = self
         if driver.process_id != os.getpid():
             raise AttnError(ForkedAfterCuda(None))
         try:
+            if tickets is not None:
+                block = block[:at] + _ADDRESS.pack(tickets.find(stream)) + block[at + 8 :]
             status = _launch_on(driver, device, loaded, grid, threads, shared_bytes, stream, block)
-        except DriverError as error:  # from changing the device
+        except DriverError as error:  # from changing the device, or asking for the stream
             status = error.status
         if status:
             raise _explain_failure(driver, status, kernel, device, grid, threads, shared_bytes)
@@ -147,6 +155,7 @@ class CudaModule:
         self._given_driver = driver
         self._modules: dict[int, Any] = {}  # by device index
         self._loaded: dict[tuple[str, int], _Loaded] = {}
+        self._tickets: dict[int, Tickets] = {}  # by device index
         self._lock = threading.Lock()
 
     @property
@@ -204,9 +213,11 @@ class CudaModule:
         grid: int,
         threads: int,
         shared_bytes: int,
+        tickets_at: int | None = None,
     ) -> ReadyLaunch:
         """A launch of at least one block, checked, with its kernel loaded.
 
+        tickets_at:  where in the struct the address of its counters goes, if it has any.
         Errors:  those of `launch` but A618; `stream` is the one that must not be capturing.
         """
         driver = self.driver
@@ -225,7 +236,21 @@ class CudaModule:
         if not 0 < threads <= loaded.max_threads:
             limit = f"{loaded.max_threads} threads per block"
             raise AttnError(LaunchTooLarge(None, kernel, f"{threads} threads", limit))
-        return ReadyLaunch(driver, kernel, loaded, device, grid, threads, shared_bytes)
+        ready = ReadyLaunch(driver, kernel, loaded, device, grid, threads, shared_bytes)
+        if tickets_at is None:
+            return ready
+        return ready._replace(tickets=self._find_tickets(device, stream), tickets_at=tickets_at)
+
+    def _find_tickets(self, device: Device, stream: int) -> Tickets | None:
+        """None while the stream is capturing and there are none yet: memory is not to be had."""
+        found = self._tickets.get(device.index)
+        if found is not None or self.driver.is_capturing(stream):
+            return found
+        with self._lock, _current(self.driver, device.index):
+            found = self._tickets.get(device.index)
+            if found is None:
+                found = self._tickets[device.index] = Tickets(self.driver)
+            return found
 
     def _prepare(
         self, kernel: str, device: Device, shared_bytes: int, stream: int | None = None
@@ -411,6 +436,7 @@ _MULTIPROCESSORS = 16  # cudaDevAttrMultiProcessorCount
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # cudaDevAttrComputeCapabilityMajor, …Minor
 
 _OneParameter = ctypes.c_char_p * 1
+_ADDRESS = struct.Struct("<Q")
 
 
 @final
@@ -430,6 +456,8 @@ class _CupyDriver:
         self._set_attribute.argtypes = [void, integer, integer]
         self._is_capturing = library.cuStreamIsCapturing
         self._is_capturing.argtypes = [void, ctypes.POINTER(integer)]
+        self._stream_id = library.cuStreamGetId
+        self._stream_id.argtypes = [void, ctypes.POINTER(ctypes.c_uint64)]
         self._error_name = library.cuGetErrorName
         self._error_name.argtypes = [integer, ctypes.POINTER(ctypes.c_char_p)]
         self._encoder: TensorMapEncoder | None = None  # drivers before 12 have none
@@ -486,6 +514,19 @@ class _CupyDriver:
         status = self._is_capturing(stream, ctypes.byref(answer))
         # The default stream answers with this error while another stream captures.
         return bool(status == _CAPTURE_IMPLICIT or (status == 0 and answer.value))
+
+    def stream_id(self, stream: int) -> int:
+        answer = ctypes.c_uint64()
+        status = self._stream_id(stream, ctypes.byref(answer))
+        if status:
+            raise DriverError(status)
+        return answer.value
+
+    def allocate_zeros(self, size: int) -> int:
+        address = self._translate(self._runtime.malloc, size)
+        self._runtime.memset(address, 0, size)
+        self._runtime.streamSynchronize(0)  # so that it is done for every stream
+        return int(address)
 
     def launch(
         self, function: int, grid: int, threads: int, shared: int, stream: int, block: bytes

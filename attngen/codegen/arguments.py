@@ -14,7 +14,7 @@ from typing import Any, Final, final
 
 from attngen.analysis.ranges import INT32, compile_time_ranges
 from attngen.ir.attention import Attention
-from attngen.ir.program import TensorBox, Workspace
+from attngen.ir.program import TICKETS, TensorBox, Workspace
 from attngen.ir.types import Element, ScalarType
 from attngen.record import record
 
@@ -88,12 +88,14 @@ def layout_arguments(
     workspaces: tuple[Workspace, ...] = (),
     boxes: tuple[TensorBox, ...] = (),
     *,
+    has_tickets: bool = False,
     is_checked: bool = False,
 ) -> ArgumentLayout:
     """The argument struct that all kernels of a program take.
 
     workspaces:  the program's; the row state has its place in every struct.
     boxes:       the program's; a tensor map for each.
+    has_tickets: a launch hands out query tiles.
     is_checked:  there is a place for the report.
     """
     element = C_ELEMENT[dtype.name]
@@ -115,6 +117,8 @@ def layout_arguments(
         (f"t_{t.name}", f"const {C_ELEMENT[t.element.name]}*", f"tensor {t.name}")
         for t in attention.tensors
     ]
+    if has_tickets:
+        pointers.append((TICKETS, "int*", "[2], 0: query tiles handed out, blocks done; may be null"))
     if is_checked:
         pointers.append(("report", "int*", "1 + number of a tensor that was read outside"))
     wide = [

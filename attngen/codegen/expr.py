@@ -153,7 +153,7 @@ class ExprPrinter:
     `further` are expressions made from the variant's, such as tile classes, and `symbols` the
     ranges of the symbols that only they mention.  With `is_quick`, what is computed from a score
     takes the quick forms of functions, multiplies by the reciprocal of what does not vary, and
-    adds a product in one operation.
+    adds a product in one operation; formulas of the row state multiply by quick reciprocals.
     A node in `given`, by its id, is not computed but named (score_parts.py, mask_parts.py).
     With `is_branchless`, `and` and `or` are `&` and `|`, which skip nothing.
     """
@@ -351,8 +351,8 @@ class ExprPrinter:
             fused = self._fused(node, left, right)
             if fused is not None:
                 return fused
-        if op is BinaryOp.DIV and self._is_quick and mentions_score(node):
-            if symbols(node.right) & _VARYING:
+        if op is BinaryOp.DIV and self._is_quick and (mentions_score(node) or _is_of_a_row(node)):
+            if _is_of_a_row(node.right) or symbols(node.right) & _VARYING:
                 inverse = f"ag_reciprocal_approx({right.text})"
             else:  # one division, before the loop over the keys
                 inverse = f"(1.0f / {right.at(_Precedence(level + 1))})"
@@ -493,6 +493,11 @@ def _is_of_a_score(e: Expr) -> bool:
     """Whether an expression depends on a pair's score, in a score line or in its weight."""
     nodes = [node for node in postorder(e) if isinstance(node, Symbol)]
     return any(n.role is Role.SCORE or (n.role is Role.ROW and n.name == "s") for n in nodes)
+
+
+def _is_of_a_row(e: Expr) -> bool:
+    """Whether an expression depends on the row state."""
+    return bool(symbols(e, role=Role.ROW))
 
 
 def float_literal(value: float) -> str:

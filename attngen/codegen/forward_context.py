@@ -111,7 +111,12 @@ def forward_context(
         head_dim_qk=qk,
         head_dim_v=v,
         arguments=layout_arguments(
-            attention, attention.dtype, program.workspaces, program.boxes, is_checked=is_checked
+            attention,
+            attention.dtype,
+            program.workspaces,
+            program.boxes,
+            has_tickets=program.hands_out_tiles,
+            is_checked=is_checked,
         ),
         is_checked=is_checked,
         tensors=tensor_reads(attention),

@@ -1449,6 +1449,20 @@ AG_NOINLINE bool elect(Thread& t, Site site) {
     return t.lane == (t.block->run->launch->mode == kEagerLast ? 31 : 0);
 }
 
+// ---- atomic additions: no race with each other -------------------------------------------------
+
+AG_NOINLINE void check_atomic(Thread& t, const void* p, Site site) {
+    const Run& run = *t.block->run;
+    const uintptr_t address = (uintptr_t)p;
+    for (int i = 0; i < run.launch->range_count; ++i) {
+        const Range& r = run.ranges[i];
+        if (address < r.begin || address + sizeof(int) > r.end) continue;
+        if (address % sizeof(int) == 0 && r.is_writable) return;
+        fail(t, kReadOnly, site, "adds to bytes of %s, which are read-only or not aligned", r.name);
+    }
+    fail_global_bounds(t, address, sizeof(int), true, site);
+}
+
 // ---- the end: nothing may be on its way ---------------------------------------------------------
 
 static void end_async_thread(Thread& t) {
@@ -1638,6 +1652,14 @@ AG_DEVICE void ag_store8(void* to, ag_u32 a, ag_u32 b, AG_SITE) {
     const ag_u32 words[2] = {a, b};
     memcpy(to, words, sizeof words);
 }
+AG_DEVICE int ag_fetch_add(int* p, int x, AG_SITE) {
+    ag_host::Thread& t = *ag_host::self;
+    ++t.counters.global_loads;
+    ++t.counters.global_stores;
+    ag_host::check_atomic(t, p, {file, line});
+    return __atomic_fetch_add(p, x, __ATOMIC_RELAXED);
+}
+
 AG_DEVICE void ag_store_matrices(ag_u32 address, const ag_u32 (&r)[4], AG_SITE) {
     AG_CHECK_LOCAL(r);
     ag_host::store_matrices(*ag_host::self, address, r, false, {file, line});

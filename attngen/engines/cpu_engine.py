@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from attngen.backend.device import ITEM_BYTES, ArrayView
 from attngen.binding import Binding
 from attngen.compiler import Rendered
 from attngen.cpu.run import Landing, MemoryRange, Mode, RunReport, run_on_cpu
 from attngen.cpu.tensor_map import encode_for_cpu
 from attngen.engines.outputs import Outputs, argument_values, due_launches, reach
+from attngen.ir.program import TICKETS
 
 __all__ = ["MULTIPROCESSORS", "run_on_host"]
 
@@ -45,7 +48,13 @@ def run_on_host(
         # The range of an output may lie within that of an input: both are slices of a buffer.
         is_shared = any(_meet(view, other) for other in written.values())
         ranges.append(_range(name, view, is_writable=is_shared))
-    block = rendered.arguments.pack(argument_values(program, binding, outputs, encode_for_cpu))
+    values = argument_values(program, binding, outputs, encode_for_cpu)
+    tickets = np.zeros(2, np.int32)
+    if program.hands_out_tiles:
+        values[TICKETS] = tickets.ctypes.data
+        begin, end = tickets.ctypes.data, tickets.ctypes.data + tickets.nbytes
+        ranges.append(MemoryRange(begin, end, True, tickets.itemsize, TICKETS))
+    block = rendered.arguments.pack(values)
     reports = [
         run_on_cpu(
             library,
@@ -62,6 +71,7 @@ def run_on_host(
         )
         for launch, grid in launches
     ]
+    assert not tickets.any(), "a launch leaves its counters as it found them"
     return RunReport.total(reports)
 
 

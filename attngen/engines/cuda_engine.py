@@ -16,6 +16,7 @@ from attngen.compiler import Rendered
 from attngen.diagnostics.diagnostic import AttnError
 from attngen.diagnostics.span import Source
 from attngen.engines.outputs import Outputs, argument_values, due_launches
+from attngen.ir.program import TICKETS
 
 __all__ = ["Launched", "compile_rendered", "launch_on_gpu", "resources_of"]
 
@@ -73,6 +74,7 @@ def launch_on_gpu(
         return None
     values = argument_values(program, binding, outputs, driver.encode_tensor_map)
     block = rendered.arguments.pack(values)
+    offsets = {field.name: field.offset for field in rendered.arguments.fields}
     ready = tuple(
         module.ready(
             launch.kernel,
@@ -82,6 +84,7 @@ def launch_on_gpu(
             grid=grid,
             threads=launch.threads,
             shared_bytes=launch.shared_bytes,
+            tickets_at=offsets[TICKETS] if launch.hands_out_tiles else None,
         )
         for launch, grid in launches
     )

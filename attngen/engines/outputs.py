@@ -12,7 +12,15 @@ import numpy as np
 
 from attngen.backend.device import ITEM_BYTES, ArrayView
 from attngen.binding import Binding
-from attngen.ir.program import Launch, MoreThan, Program, TensorBox, Workspace, evaluate_dims
+from attngen.ir.program import (
+    TICKETS,
+    Launch,
+    MoreThan,
+    Program,
+    TensorBox,
+    Workspace,
+    evaluate_dims,
+)
 from attngen.ir.types import Element
 from attngen.tensor_map import TensorMap
 
@@ -80,6 +88,8 @@ def argument_values(
         name: written[name].pointer if name in written else 0
         for name in (*_NULLABLE, *(w.name for w in program.workspaces))
     }
+    if program.hands_out_tiles:
+        values[TICKETS] = 0  # whoever launches has the counters
     if "report" in written:
         values["report"] = written["report"].pointer
     operands = {"q": binding.q, "k": binding.k, "v": binding.v, "o": written.get("o")}

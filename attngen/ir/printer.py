@@ -275,6 +275,8 @@ def _launch(launch: Launch) -> Iterator[str]:
     if launch.spread:
         most += f" unless {' and '.join(f'{c.size} > {c.number}' for c in launch.spread)}"
     yield f"    grid      {' * '.join(map(_dim, launch.grid))}{most}"
+    if launch.hands_out_tiles:
+        yield "    tiles     handed out as blocks ask for them"
     yield f"    threads   {launch.threads}"
     yield f"    shared    {launch.shared_bytes} bytes"
     for w in launch.workspaces:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from enum import Enum
-from typing import TypeAlias, final
+from typing import Final, TypeAlias, final
 
 from attngen.ir.attention import Attention
 from attngen.ir.schedule import Schedule
@@ -125,6 +125,9 @@ class CeilDiv:
     by: int
 
 
+TICKETS: Final = "tickets"
+"""The argument of launches that hand out query tiles."""
+
 Dim: TypeAlias = str | int | CeilDiv
 """A number that a call decides.
 
@@ -177,6 +180,9 @@ class Launch:
 
     grid:        blocks, the product of these; in a persistent kernel tiles, and there are as many
                  blocks as the GPU has multiprocessors, if that is less.
+    hands_out_tiles:  blocks of a persistent kernel get query tiles as they ask for them.  The
+                 argument `tickets` points at the counters, two int32 that are 0 before a launch and
+                 behind it; where it is null, tiles are dealt in a fixed order.
     spread:      a persistent kernel has a block for each tile after all where all of these hold;
                  () is never.
     workspaces:  what it writes; launches behind it may read them.
@@ -193,6 +199,7 @@ class Launch:
     workspaces: tuple[Workspace, ...]
     when: tuple[MoreThan, ...] = ()
     is_persistent: bool = False
+    hands_out_tiles: bool = False
     spread: tuple[MoreThan, ...] = ()
     boxes: tuple[TensorBox, ...] = ()
 
@@ -215,6 +222,11 @@ class Program:
     def workspaces(self) -> tuple[Workspace, ...]:
         """Those of all launches."""
         return tuple(w for launch in self.launches for w in launch.workspaces)
+
+    @property
+    def hands_out_tiles(self) -> bool:
+        """Whether some launch does."""
+        return any(launch.hands_out_tiles for launch in self.launches)
 
     @property
     def boxes(self) -> tuple[TensorBox, ...]:

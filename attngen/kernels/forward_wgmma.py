@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final, Literal, final
 
 from attngen import resources
 from attngen.analysis.tile_classes import classify_tiles
@@ -50,6 +50,7 @@ from attngen.kernels.tensor_cores import (
     tile_kv_reasons,
 )
 from attngen.passes.loop_nest import build_loop_nest
+from attngen.record import record
 from attngen.targets import sm_90a
 from attngen.targets.base import Feature, Target
 
@@ -69,7 +70,7 @@ _PIECES: Final = 4
 """Pieces of lists on their way: what is being worked on, and enough ahead of it."""
 _PIECE_BYTES: Final = 48
 _LATE_PARTS: Final = 3
-"""Parts of a product with v that wait for the row maxima.
+"""Parts of a product with v that are started when the row maxima are known.
 
 Measured on an H200 (D 64 and 128, 128 and 176 keys): 3 gain 3 to 8 % over none; at D 256 any lose.
 So they do where more is computed before the maxima are known, since a warp group that waits for
@@ -119,6 +120,25 @@ _MOST_STRIDE: Final = 2**40
 
 
 @final
+@record
+class StepOrder:
+    """In which order a step does what may be done in more than one.
+
+    early:      parts of the product with v, of 16 keys each, that are started before the row
+                maxima are looked for.
+    ahead:      weights of a lane that are found before that product is over.
+    by_rows:    the weights of one row are found before those of the other.
+    frees_key:  when the keys are given back: "early" as soon as they have been multiplied, "late"
+                when the row maxima are known, "last" when the values are given back, too.
+    """
+
+    early: int
+    ahead: int
+    by_rows: bool
+    frees_key: Literal["early", "late", "last"]
+
+
+@final
 @dataclass(frozen=True, slots=True)
 class Context(ForwardContext):
     """Every name that templates/forward_wgmma.cu.j2 and its macros use."""
@@ -132,7 +152,7 @@ class Context(ForwardContext):
     queries: int
     stages: int
     pieces: int
-    early: int
+    order: StepOrder
     serving_registers: int
     computing_registers: int
     blocks_qk: int
@@ -140,6 +160,8 @@ class Context(ForwardContext):
     clears: bool
     longest_first: bool
     folds_scale: bool
+    shifts_weights: bool
+    lowers_weights: bool
     takes_parts: bool
     reads_parts: bool
     masks_ahead: bool
@@ -231,6 +253,7 @@ class ForwardWgmma:
             shared_bytes=last.offset + last.bytes,
             workspaces=(),
             is_persistent=True,
+            hands_out_tiles=_is_longest_first(attention),
             spread=(MoreThan("keys", SPREAD_KEYS),) if _has_long_rows(attention) else (),
             boxes=(
                 TensorBox("q", _COLUMNS, _GROUP_ROWS),
@@ -329,14 +352,16 @@ class ForwardWgmma:
             queries=_queries(attention, tile),
             stages=tile.stages,
             pieces=_PIECES,
-            early=_early_parts(attention, tile),
+            order=_order(attention, tile),
             serving_registers=serving,
             computing_registers=computing,
             blocks_qk=_blocks(qk),
             blocks_v=_blocks(v),
             clears=_clears(attention, tiles),
-            longest_first=attention.mask is not None,
+            longest_first=_is_longest_first(attention),
             folds_scale=folds_scale(attention),
+            shifts_weights=_shifts_weights(attention),
+            lowers_weights=attention.dtype.weight_scale > 1.0,
             takes_parts=takes_parts,
             reads_parts=parts is not None and _reads(*parts.rows, *parts.keys),
             masks_ahead=is_dear_per_pair(attention) and not takes_parts,
@@ -501,18 +526,43 @@ def _split_registers(attention: Attention, tile: _Tile) -> tuple[int, int]:
     return serving, (together - serving) // 2
 
 
-def _early_parts(attention: Attention, tile: _Tile) -> int:
-    """Parts of a product with v that are started at once."""
-    parts = tile.kv // 16
-    late = 0 if attention.scores or is_dear_per_pair(attention) else _LATE_PARTS
-    is_small = max(head_dims(attention)) <= 128
-    return parts - late if is_small and parts > late + 1 else parts
+def _order(attention: Attention, tile: _Tile) -> StepOrder:
+    """The fastest of those that were measured on an H200 (docs/performance.md).
+
+    They differ in what waits for what by a few instructions, and more in how the compiler then
+    mixes a step's instructions; so no rule is known that would find them.
+    """
+    parts, weights = tile.kv // 16, tile.kv // 2
+    largest = max(head_dims(attention))
+    is_dear = bool(attention.scores) or is_dear_per_pair(attention)
+    late = 0 if is_dear or largest > 128 or parts <= _LATE_PARTS + 1 else _LATE_PARTS
+    half = StepOrder(parts - late, parts // 2 * 8, by_rows=False, frees_key="early")
+    if is_dear or not attention.row_state.running_max:
+        return replace(half, ahead=weights, frees_key="late")
+    if largest > 128:
+        return replace(half, frees_key="late")
+    if largest <= 64 or attention.mask is None:
+        return half
+    return replace(half, ahead=weights * 3 // 4, by_rows=True, frees_key="last")
+
+
+def _is_longest_first(attention: Attention) -> bool:
+    """Whether query tiles may differ in length, so that who gets which matters."""
+    return attention.mask is not None
 
 
 def _clears(attention: Attention, tiles: TileFormulas) -> bool:
     """Whether a tile may hold keys that count as zeros, beside those past the ends of arrays."""
     parts = (attention.length_kv, tiles.ranges, tiles.key_may)
     return any(part is not None for part in parts)
+
+
+def _shifts_weights(attention: Attention) -> bool:
+    """Whether a weight is one multiplication and addition, and a power.
+
+    With scores that are a product and an addend it would spill registers at head dim 128.
+    """
+    return folds_scale(attention) or cost_of_pair(attention) > CHEAP_SCORE
 
 
 def _mask_parts(attention: Attention) -> MaskParts | None:

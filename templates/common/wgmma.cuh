@@ -26,6 +26,8 @@ struct alignas(64) ag_tensor_map { unsigned long long words[16]; };
 
 // How many blocks the grid has.
 AG_DEVICE int ag_blocks() { return (int)gridDim.x; }
+// What global memory held before `x` was added; one thread after the other.  (PTX ISA: atom.global.add)
+AG_DEVICE int ag_fetch_add(int* p, int x) { return atomicAdd(p, x); }
 // The number of this thread's warp group, which the compiler knows to be one for the warp.  (PTX ISA: shfl.sync.idx)
 AG_DEVICE int ag_warp_group() { return __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0); }
 // True in one lane of the warp, always the same.  (PTX ISA: elect.sync)

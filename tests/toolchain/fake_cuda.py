@@ -57,6 +57,7 @@ class FakeDriver:
         self.launch_status = 0
         self.load_status = 0
         self.loads: list[int] = []
+        self.allocated: list[int] = []
         self.launches: list[dict[str, Any]] = []
         self.max_dynamic: dict[int, int] = {}
         self._thread = threading.local()
@@ -114,6 +115,14 @@ class FakeDriver:
 
     def is_capturing(self, stream: int) -> bool:
         return self.is_capturing_now
+
+    def stream_id(self, stream: int) -> int:
+        return stream
+
+    def allocate_zeros(self, size: int) -> int:
+        with self._lock:
+            self.allocated.append(size)
+        return 1 << 20
 
     def launch(
         self, function: int, grid: int, threads: int, shared: int, stream: int, block: bytes
