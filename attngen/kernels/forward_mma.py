@@ -92,6 +92,7 @@ class Context(ForwardContext):
     is_aligned: bool
     folds_scale: bool
     masks_ahead: bool
+    lowers_weights: bool
     weight_exponent: str
     unscale_weights: str
     prepass: str
@@ -297,6 +298,7 @@ class ForwardMma:
             is_aligned=is_aligned,
             folds_scale=folds_scale(attention),
             masks_ahead=is_dear_per_pair(attention),
+            lowers_weights=attention.dtype.weight_scale > 1.0,
             weight_exponent=float_literal(math.log2(attention.dtype.weight_scale)),
             unscale_weights=float_literal(1.0 / attention.dtype.weight_scale),
             prepass="".join(launch.kernel for launch in program.launches[:-1]),
