@@ -11,11 +11,13 @@ goldens share is broken until one of them notices.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,23 +46,21 @@ from tests.gpu.verify_goldens import reference_of
 class Trial:
     """A problem with its answer; `o_layout` is how the output lies in memory.
 
-    `library` is the golden itself, whose work is compared.
+    `work` is what the golden itself does, run by run.
     """
 
     rendered: Rendered
-    library: Path
     problem: Problem
     right: attngen.Reference
     o_layout: str
+    work: tuple[Work, ...] = ()
 
 
-@cache
-def prepared(name: str) -> list[Trial]:
+def prepare(golden: Golden) -> list[Trial]:
     """Tile + 1, many tiles, more rows than keys, whole tiles, more key tiles than a warp has lanes.
 
     Dead keys hold NaN, and so does one row of the query.
     """
-    golden = golden_named(name)
     rendered = golden.render()
     tile_q, tile_kv = rendered.launch.tiles.tile_q, rendered.launch.tiles.tile_kv
     rows, keys = 3 * tile_q + 5, 5 * tile_kv + 5
@@ -74,13 +74,16 @@ def prepared(name: str) -> list[Trial]:
     library = build_library(
         rendered.source, cache_dir=Path(tempfile.gettempdir(), "attngen-goldens"), optimization=1
     )
+    unused = golden.render()  # what ran once holds what cannot go to another process
     trials = []
     for layout, rows, keys in sizes:
         problem = make_problem(golden, rows, keys)
         problem.q[0, 0, rows // 2] = np.nan
         right = reference_of(golden, problem)
         poison_dead_keys(rendered.program.attention, problem)
-        trials.append(Trial(rendered, library, problem, right, layout))
+        trial = Trial(rendered, problem, right, layout)
+        parts = [part for run in runs_of(trial) for part in run_all(golden, trial, library, run)]
+        trials.append(replace(trial, rendered=unused, work=tuple(work for _, work in parts)))
     return trials
 
 
@@ -107,34 +110,51 @@ def poison_dead_keys(attention: Attention, problem: Problem) -> None:
     problem.k[~seen] = problem.v[~seen] = np.nan
 
 
-def golden_named(name: str) -> Golden:
-    return next(g for g in GOLDENS if g.name == name)
+class Run(NamedTuple):
+    """All keys, cut into parts at `cuts`."""
+
+    mode: Mode
+    cuts: tuple[int, ...]
 
 
-def check_library(name: str, library: Path) -> None:
+def runs_of(trial: Trial) -> list[Run]:
+    keys = trial.problem.k.shape[2]
+    whole = Run(Mode.RING, (0, keys))
+    if trial.rendered.program.attention.sink is not None:  # it would count once in each part
+        return [whole]
+    return [whole, Run(Mode.EAGER_LAST, (0, keys // 2, keys))]
+
+
+def run_all(golden: Golden, trial: Trial, library: Path, run: Run) -> Iterator[tuple[Any, Work]]:
+    return (run_part(golden, trial, library, cut, run.mode) for cut in pairwise(run.cuts))
+
+
+def check_library(golden: Golden, trials: list[Trial], library: Path) -> None:
     """Raise when a built kernel of this golden is wrong."""
-    golden = golden_named(name)
-    attention = golden.kernel().attention
-    for trial in prepared(name):
-        keys = trial.problem.k.shape[2]
-        runs = [(Mode.RING, (0, keys)), (Mode.EAGER_LAST, (0, keys // 2, keys))]
-        for mode, cuts in runs[:1] if attention.sink is not None else runs:
-            found = [run_part(golden, trial, library, cut, mode) for cut in pairwise(cuts)]
-            parts, right = [part for part, _ in found], trial.right
-            for cut, (_, work) in zip(pairwise(cuts), found, strict=True):
-                _, expected = run_part(golden, trial, trial.library, cut, mode)
-                complain_of_other_work(work, expected)
+    for trial in trials:
+        expected = iter(trial.work)
+        for run in runs_of(trial):
+            parts = []
+            for part, work in run_all(golden, trial, library, run):
+                complain_of_other_work(work, next(expected))
+                parts.append(part)
             if len(parts) == 1:
-                o, lse, row_max = parts[0]
-                assert right.accepts_o(o).all(), "o is wrong"
-                if right.lse is not None:
-                    assert right.accepts_lse(lse).all(), "lse is wrong"
-                    is_near = np.isclose(row_max, right.row_max, 1e-3, 1e-3, equal_nan=True)
-                    assert is_near.all(), "row_max is wrong"
-                continue
-            state = parts[0].merge(parts[1])
-            o, _ = state.finalize()
-            assert right.accepts_o(o.astype(trial.problem.q.dtype)).all(), "merged o is wrong"
+                complain_of_whole(trial.right, *parts[0])
+            else:
+                complain_of_merged(trial, *parts)
+
+
+def complain_of_whole(right: attngen.Reference, o: Any, lse: Any, row_max: Any) -> None:
+    assert right.accepts_o(o).all(), "o is wrong"
+    if right.lse is not None:
+        assert right.accepts_lse(lse).all(), "lse is wrong"
+        is_near = np.isclose(row_max, right.row_max, 1e-3, 1e-3, equal_nan=True)
+        assert is_near.all(), "row_max is wrong"
+
+
+def complain_of_merged(trial: Trial, one: PartialState, other: PartialState) -> None:
+    o, _ = one.merge(other).finalize()
+    assert trial.right.accepts_o(o.astype(trial.problem.q.dtype)).all(), "merged o is wrong"
 
 
 class Work(NamedTuple):
@@ -235,8 +255,15 @@ class Key(NamedTuple):
     after: str
 
 
+_SIZE = re.compile(r"(constexpr \w+ \w+ = )\d+(;.*)")
+
+
 def key_of(mutant: Mutant) -> Key:
+    """A size, `constexpr int kTileQ = 64;`, is the same line whatever its number."""
     *above, line = mutant.text.split("\n")[: mutant.line]
+    size = _SIZE.fullmatch(mutant.source)
+    if size is not None:
+        return Key("", 0, f"{size[1]}n{size[2]}", mutant.column, "n", "n + 1")
     if line[:1].isalpha():  # no line of a function's body
         return Key("", 0, mutant.source, mutant.column, mutant.before, mutant.after)
     first = max((i for i, other in enumerate(above) if other[:1].isalpha()), default=0)
@@ -246,7 +273,7 @@ def key_of(mutant: Mutant) -> Key:
 
 
 EXPLAINED = {
-    ("constexpr int kTerms", "17"): "a sum in parts is right with any number of terms",
+    ("constexpr int kTerms", "n + 1"): "a sum in parts is right with any number of terms",
     ("first < kHeadDimQk; first += kTerms", "<="): "one more part, without terms, adds 0",
 }
 """Survivors that are no fault, by a piece of their line and what was put there."""
@@ -295,9 +322,8 @@ def main() -> int:
         text = golden.path.read_text(encoding="utf-8")
         killed = {key for key, outcome in found.items() if outcome.verdict is Verdict.KILLED}
         open_ones = [mutant for mutant in mutants(text) if key_of(mutant) not in killed]
-        outcomes = run_mutants(
-            text, open_ones, partial(check_library, golden.name), jobs=given.jobs
-        )
+        check = partial(check_library, golden, prepare(golden))
+        outcomes = run_mutants(text, open_ones, check, jobs=given.jobs)
         for outcome in outcomes:
             key = key_of(outcome.mutant)
             found[key] = most_telling(found.get(key), outcome)

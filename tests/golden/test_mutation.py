@@ -11,7 +11,7 @@ import pytest
 
 from attngen.cpu.mutate import Mutant, MutantKind, Verdict, mutants, run_mutants
 from tests.goldens import GOLDENS, Golden
-from tests.mutation import Work, check_library, complain_of_other_work, key_of
+from tests.mutation import Work, check_library, complain_of_other_work, key_of, prepare
 
 NAMES = ("ragged_prefill_bf16_d20_v12", "causal_fp32_d24_v20_keys_outside")
 SMALL = [g for g in GOLDENS if g.name in NAMES]
@@ -36,7 +36,7 @@ AG_DEVICE void f(int n) {
 """,
     """
 constexpr int kB = 1;
-constexpr int kA = 3;
+constexpr int kA = 4;
 AG_DEVICE void f(int n, int m) {
     h(m);
     for (int i = 0; i < n; ++i) g(i);
@@ -54,7 +54,7 @@ def test_equal_lines_are_one_mutant_only_at_the_same_place_of_a_function() -> No
     assert len(set(second)) == len(second) == 6
     shared = [(k.function, k.occurrence, k.before) for k in first if k in second]
     assert shared == [
-        ("", 0, "3"),
+        ("", 0, "n"),
         ("AG_DEVICE void f", 0, "0"),
         ("AG_DEVICE void f", 0, "<"),
     ]
@@ -74,5 +74,6 @@ def test_every_missing_barrier_and_shuffle_and_every_tile_too_many_is_noticed(
     assert len(missing) >= 5
     assert too_many
     chosen = missing + too_many
-    outcomes = run_mutants(text, chosen, partial(check_library, golden.name), jobs=2)
+    check = partial(check_library, golden, prepare(golden))
+    outcomes = run_mutants(text, chosen, check, jobs=2)
     assert [o for o in outcomes if o.verdict is Verdict.SURVIVED] == []
