@@ -57,19 +57,21 @@ class Trial:
 
 
 def prepare(golden: Golden) -> list[Trial]:
-    """Tile + 1, many tiles, more rows than keys, whole tiles, more key tiles than a warp has lanes.
+    """Tile + 1, whole tiles, a tile of rows that sees one key, more key tiles than a warp has
+    lanes or a block of two warps has threads, many tiles.
 
-    Dead keys hold NaN, and so does one row of the query.
+    Under a causal mask the last row of a tile sees, counted in key tiles, to their end, one key
+    more or one key less.  Dead keys hold NaN, and so does one row of the query.
     """
     rendered = golden.render()
     tile_q, tile_kv = rendered.launch.tiles.tile_q, rendered.launch.tiles.tile_kv
-    rows, keys = 3 * tile_q + 5, 5 * tile_kv + 5
+    rows, tiles = 3 * tile_q + 5, 66 if rendered.launch.threads == 64 else 34
     sizes = [
         ("whole", tile_q + 1, tile_kv + 1),
         ("whole", 2 * tile_q, 2 * tile_kv),
-        ("wide rows", rows, tile_kv + 1),
-        ("every other", 5, 34 * tile_kv + 3),
-        ("whole", rows, keys),
+        ("wide rows", rows, tile_q + 6),
+        ("every other", 5, tiles * tile_kv + 3),
+        ("whole", rows, 5 * tile_kv + 4),
     ]
     library = build_library(
         rendered.source, cache_dir=Path(tempfile.gettempdir(), "attngen-goldens"), optimization=1
@@ -163,6 +165,7 @@ class Work(NamedTuple):
     accesses: tuple[int, ...]
     meetings: int
     index_reads: int
+    notes: int
 
     @classmethod
     def of(cls, report: RunReport) -> Work:
@@ -173,16 +176,18 @@ class Work(NamedTuple):
             report.shared_writes,
             report.shared_wavefronts,
         )
-        return cls(accesses, report.meetings, report.index_reads)
+        return cls(accesses, report.meetings, report.index_reads, report.notes)
 
 
 def complain_of_other_work(found: Work, expected: Work) -> None:
     """Raise when a kernel accesses memory otherwise than the golden, or works more.
 
-    A tile that is visited without need, or a conflict of banks, changes no result.  Fewer barriers
-    are no complaint: what they are for is seen in races and results.
+    A tile that is visited without need, or a conflict of banks, changes no result.  Nor does a tile
+    that is masked though all of its pairs attend: that is seen in what threads note for each other.
+    Fewer barriers are no complaint: what they are for is seen in races and results.
     """
     assert found.accesses == expected.accesses, "another number of accesses or wavefronts"
+    assert found.notes == expected.notes, "threads tell each other something else"
     assert found.meetings <= expected.meetings, "more barriers or warp collectives"
     assert found.index_reads <= expected.index_reads, "more steps"
 

@@ -18,10 +18,10 @@ SMALL = [g for g in GOLDENS if g.name in NAMES]
 
 
 def test_another_number_of_accesses_and_more_work_are_complaints() -> None:
-    golden = Work((1, 2, 3, 4, 5), meetings=6, index_reads=7)
+    golden = Work((1, 2, 3, 4, 5), meetings=6, index_reads=7, notes=8)
     complain_of_other_work(golden, golden)
     complain_of_other_work(golden._replace(meetings=5, index_reads=6), golden)
-    for wrong in ({"accesses": (1, 2, 3, 4, 4)}, {"meetings": 7}, {"index_reads": 8}):
+    for wrong in ({"accesses": (1, 2, 3, 4, 4)}, {"meetings": 7}, {"index_reads": 8}, {"notes": 0}):
         with pytest.raises(AssertionError):
             complain_of_other_work(golden._replace(**wrong), golden)
 
@@ -77,3 +77,14 @@ def test_every_missing_barrier_and_shuffle_and_every_tile_too_many_is_noticed(
     check = partial(check_library, golden, prepare(golden))
     outcomes = run_mutants(text, chosen, check, jobs=2)
     assert [o for o in outcomes if o.verdict is Verdict.SURVIVED] == []
+
+
+def test_a_full_tile_that_is_masked_all_the_same_is_noticed(host_compiler: None) -> None:
+    golden = next(g for g in GOLDENS if g.name == "causal_fp16_d64_one_stage")
+    text = golden.render().source
+    chosen = [m for m in mutants(text) if "tile_attends_everywhere" in key_of(m).function]
+    assert [m.after for m in chosen] == ["<"]
+    outcomes = run_mutants(text, chosen, partial(check_library, golden, prepare(golden)), jobs=1)
+    assert [o.how.partition(":")[2].strip() for o in outcomes] == [
+        "threads tell each other something else"
+    ]
