@@ -61,14 +61,14 @@ class BoxFormula:
 class RangeFormulas:
     """The keys that the rows of a tile may attend to: ascending, disjoint (begin, end).
 
-    variables        what begins and ends compute first
-    start_variables  the same without what the last end alone needs
+    start_variables  what is computed first to find the first key: all but what the last end needs
+    end_variables    the same for the last key: of a single range what its end needs
     c_type           holds every end
     skips            false where the keys begin at 0 for all rows, so that none is skipped
     """
 
-    variables: tuple[Variable, ...]
     start_variables: tuple[Variable, ...]
+    end_variables: tuple[Variable, ...]
     ends: tuple[tuple[str, str], ...]
     c_type: str
     skips: bool
@@ -235,8 +235,8 @@ def _range_formulas(ends: list[Body]) -> RangeFormulas | None:
     pairs = tuple(zip(texts[::2], texts[1::2], strict=True))
     types = {body.c_type for body in ends}
     return RangeFormulas(
-        _variables_of(ends),
         _variables_of(ends[:-1]),
+        _variables_of(ends[-1:] if len(pairs) == 1 else ends),
         pairs,
         types.pop() if len(types) == 1 else "ag_i64",
         skips=texts[:-1] != ["0"],
