@@ -187,7 +187,7 @@ def complain_of_other_work(found: Work, expected: Work) -> None:
     Fewer barriers are no complaint: what they are for is seen in races and results.
     """
     assert found.accesses == expected.accesses, "another number of accesses or wavefronts"
-    assert found.notes == expected.notes, "threads tell each other something else"
+    assert found.notes == expected.notes, "other integers or words in shared memory"
     assert found.meetings <= expected.meetings, "more barriers or warp collectives"
     assert found.index_reads <= expected.index_reads, "more steps"
 

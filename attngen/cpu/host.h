@@ -70,7 +70,7 @@ struct ag_report {
     int64_t switches;      // from one fiber to another
     int64_t meetings;      // of a block at ag_sync, or of a warp at a barrier or collective
     int64_t index_reads;   // of threads that ask which one they are
-    int64_t notes;         // a checksum of the integers stored in shared arrays, and of where
+    int64_t notes;         // a checksum of integers and words stored in shared memory, and of where
     int64_t shared_reads, shared_writes, global_loads, global_stores;
     int64_t shared_wavefronts, shared_wavefronts_least;
     char text[2048];
@@ -886,7 +886,7 @@ AG_DEVICE void note_shared_write(Thread& t, uint32_t address, SharedArray array,
 
 // One element of a shared array, so that reads and writes can be told apart.  It lives for one
 // expression: take the value with `float x = array[i]`, never with `auto`.
-// What storing a number adds to `Counters::notes`; integers count, as they say what is to be done.
+// What storing a number adds to `Counters::notes`: integers say what is to be done, floats do not.
 template <class T> inline uint64_t note_of(T, uint64_t) { return 0; }
 inline uint64_t note_of(uint32_t x, uint64_t byte) { return ((uint64_t)x + 1) * (2 * byte + 1); }
 inline uint64_t note_of(int32_t x, uint64_t byte) { return note_of((uint32_t)x, byte); }

@@ -76,7 +76,7 @@ class RunReport:
     switches: int  # from one fiber to another
     meetings: int  # of a block at `ag_sync`, or of a warp at a barrier or collective
     index_reads: int  # calls of `ag_thread`: most steps of most loops make one
-    notes: int  # a checksum of the integers stored in shared arrays, and of where
+    notes: int  # a checksum of integers and words stored in shared memory, and of where
     shared_reads: int
     shared_writes: int
     global_loads: int
