@@ -40,19 +40,21 @@ from attngen.ir.semantics import evaluate
 from attngen.partial import PartialState
 from tests.goldens import GOLDENS, Golden, Problem, make_problem
 from tests.gpu.verify_goldens import reference_of
+from tests.tile_probe import has_tiles, probe_of, with_probe
 
 
 @dataclass(frozen=True)
 class Trial:
     """A problem with its answer; `o_layout` is how the output lies in memory.
 
-    `work` is what the golden itself does, run by run.
+    `answers` is what it says about tiles, and `work` is what it does, run by run.
     """
 
     rendered: Rendered
     problem: Problem
     right: attngen.Reference
     o_layout: str
+    answers: int = 0
     work: tuple[Work, ...] = ()
 
 
@@ -74,7 +76,9 @@ def prepare(golden: Golden) -> list[Trial]:
         ("whole", rows, 5 * tile_kv + 4),
     ]
     library = build_library(
-        rendered.source, cache_dir=Path(tempfile.gettempdir(), "attngen-goldens"), optimization=1
+        with_probe(rendered, rendered.source),
+        cache_dir=Path(tempfile.gettempdir(), "attngen-goldens"),
+        optimization=1,
     )
     unused = golden.render()  # what ran once holds what cannot go to another process
     trials = []
@@ -85,7 +89,8 @@ def prepare(golden: Golden) -> list[Trial]:
         poison_dead_keys(rendered.program.attention, problem)
         trial = Trial(rendered, problem, right, layout)
         parts = [part for run in runs_of(trial) for part in run_all(golden, trial, library, run)]
-        trials.append(replace(trial, rendered=unused, work=tuple(work for _, work in parts)))
+        answers, work = ask_about_tiles(golden, trial, library), tuple(work for _, work in parts)
+        trials.append(replace(trial, rendered=unused, answers=answers, work=work))
     return trials
 
 
@@ -112,6 +117,15 @@ def poison_dead_keys(attention: Attention, problem: Problem) -> None:
     problem.k[~seen] = problem.v[~seen] = np.nan
 
 
+def ask_about_tiles(golden: Golden, trial: Trial, library: Path) -> int:
+    """A checksum of the answers, on the trial's problem."""
+    if not has_tiles(trial.rendered):
+        return 0
+    probe = replace(trial, rendered=probe_of(trial.rendered))
+    _, work = run_part(golden, probe, library, (0, trial.problem.k.shape[2]), Mode.RING)
+    return work.notes
+
+
 class Run(NamedTuple):
     """All keys, cut into parts at `cuts`."""
 
@@ -133,6 +147,9 @@ def run_all(golden: Golden, trial: Trial, library: Path, run: Run) -> Iterator[t
 
 def check_library(golden: Golden, trials: list[Trial], library: Path) -> None:
     """Raise when a built kernel of this golden is wrong."""
+    for trial in trials:
+        answers = ask_about_tiles(golden, trial, library)
+        assert answers == trial.answers, "another answer about a tile or a key"
     for trial in trials:
         expected = iter(trial.work)
         for run in runs_of(trial):
@@ -328,6 +345,9 @@ def main() -> int:
         killed = {key for key, outcome in found.items() if outcome.verdict is Verdict.KILLED}
         open_ones = [mutant for mutant in mutants(text) if key_of(mutant) not in killed]
         check = partial(check_library, golden, prepare(golden))
+        rendered = golden.render()
+        open_ones = [replace(m, text=with_probe(rendered, m.text)) for m in open_ones]
+        text = with_probe(rendered, text)
         outcomes = run_mutants(text, open_ones, check, jobs=given.jobs)
         for outcome in outcomes:
             key = key_of(outcome.mutant)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from attngen.cpu.mutate import Mutant, MutantKind, Verdict, mutants, run_mutants
 from tests.goldens import GOLDENS, Golden
 from tests.mutation import Work, check_library, complain_of_other_work, key_of, prepare
+from tests.tile_probe import with_probe
 
 NAMES = ("ragged_prefill_bf16_d20_v12", "causal_fp32_d24_v20_keys_outside")
 SMALL = [g for g in GOLDENS if g.name in NAMES]
@@ -79,12 +81,23 @@ def test_every_missing_barrier_and_shuffle_and_every_tile_too_many_is_noticed(
     assert [o for o in outcomes if o.verdict is Verdict.SURVIVED] == []
 
 
-def test_a_full_tile_that_is_masked_all_the_same_is_noticed(host_compiler: None) -> None:
+@pytest.mark.parametrize(
+    ("piece", "complaint"),
+    [
+        ("return tile.kv_last <= tile.qpos_first", "another answer about a tile or a key"),
+        ("is_whole = offset + kTileKv <= left", "other integers or words in shared memory"),
+    ],
+)
+def test_a_full_tile_that_is_masked_all_the_same_is_noticed(
+    piece: str, complaint: str, host_compiler: None
+) -> None:
     golden = next(g for g in GOLDENS if g.name == "causal_fp16_d64_one_stage")
-    text = golden.render().source
-    chosen = [m for m in mutants(text) if "tile_attends_everywhere" in key_of(m).function]
-    assert [m.after for m in chosen] == ["<"]
-    outcomes = run_mutants(text, chosen, partial(check_library, golden, prepare(golden)), jobs=1)
-    assert [o.how.partition(":")[2].strip() for o in outcomes] == [
-        "other integers or words in shared memory"
+    rendered = golden.render()
+    chosen = [
+        replace(m, text=with_probe(rendered, m.text))
+        for m in mutants(rendered.source)
+        if piece in m.source and m.before == "<="
     ]
+    check = partial(check_library, golden, prepare(golden))
+    outcomes = run_mutants(with_probe(rendered, rendered.source), chosen, check, jobs=1)
+    assert [o.how.partition(":")[2].strip() for o in outcomes] == [complaint]
