@@ -59,8 +59,8 @@ class Trial:
 
 
 def prepare(golden: Golden) -> list[Trial]:
-    """Tile + 1, whole tiles, a tile of rows that sees one key, more key tiles than a warp has
-    lanes or a block of two warps has threads, many tiles.
+    """Hardly any keys, tile + 1, whole tiles, a tile of rows that sees one key, more key tiles than
+    a warp has lanes or a block of two warps has threads, many tiles.
 
     Under a causal mask the last row of a tile sees, counted in key tiles, to their end, one key
     more or one key less.  Dead keys hold NaN, and so does one row of the query.
@@ -69,8 +69,9 @@ def prepare(golden: Golden) -> list[Trial]:
     tile_q, tile_kv = rendered.launch.tiles.tile_q, rendered.launch.tiles.tile_kv
     rows, tiles = 3 * tile_q + 5, 66 if rendered.launch.threads == 64 else 34
     sizes = [
+        ("whole", 7, 3),
         ("whole", tile_q + 1, tile_kv + 1),
-        ("whole", 2 * tile_q, 2 * tile_kv),
+        ("longer rows", 2 * tile_q, 2 * tile_kv),
         ("wide rows", rows, tile_q + 6),
         ("every other", 5, tiles * tile_kv + 3),
         ("whole", rows, 5 * tile_kv + 4),
@@ -251,9 +252,13 @@ def run_part(golden: Golden, trial: Trial, library: Path, keys: tuple[int, int],
 
 
 def empty_output(shape: tuple[int, ...], dtype: Any, layout: str) -> np.ndarray:
-    """An array full of NaN: contiguous, a part of wider rows, or every other element."""
+    """An array full of NaN: contiguous, with rows at multiples of 8 bytes, a part of wider rows
+    that begins in the middle of 4 bytes, or every other element.
+    """
     *outer, Dv = shape
     match layout:
+        case "longer rows":
+            return np.full((*outer, Dv + 4), np.nan, dtype)[..., :Dv]
         case "wide rows":
             return np.full((*outer, Dv + 3), np.nan, dtype)[..., 1 : Dv + 1]
         case "every other":
