@@ -11,11 +11,13 @@ goldens share is broken until one of them notices.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,49 +40,58 @@ from attngen.ir.semantics import evaluate
 from attngen.partial import PartialState
 from tests.goldens import GOLDENS, Golden, Problem, make_problem
 from tests.gpu.verify_goldens import reference_of
+from tests.tile_probe import has_tiles, probe_of, with_probe
 
 
 @dataclass(frozen=True)
 class Trial:
     """A problem with its answer; `o_layout` is how the output lies in memory.
 
-    `library` is the golden itself, whose work is compared.
+    `answers` is what it says about tiles, and `work` is what it does, run by run.
     """
 
     rendered: Rendered
-    library: Path
     problem: Problem
     right: attngen.Reference
     o_layout: str
+    answers: int = 0
+    work: tuple[Work, ...] = ()
 
 
-@cache
-def prepared(name: str) -> list[Trial]:
-    """Tile + 1, many tiles, more rows than keys, whole tiles, more key tiles than a warp has lanes.
+def prepare(golden: Golden) -> list[Trial]:
+    """Hardly any keys, tile + 1, whole tiles, a tile of rows that sees one key, more key tiles than
+    a warp has lanes or a block of two warps has threads, many tiles.
 
-    Dead keys hold NaN, and so does one row of the query.
+    Under a causal mask the last row of a tile sees, counted in key tiles, to their end, one key
+    more or one key less.  Dead keys hold NaN, and so does one row of the query.
     """
-    golden = golden_named(name)
     rendered = golden.render()
     tile_q, tile_kv = rendered.launch.tiles.tile_q, rendered.launch.tiles.tile_kv
-    rows, keys = 3 * tile_q + 5, 5 * tile_kv + 5
+    rows, tiles = 3 * tile_q + 5, 66 if rendered.launch.threads == 64 else 34
     sizes = [
+        ("whole", 7, 3),
         ("whole", tile_q + 1, tile_kv + 1),
-        ("whole", 2 * tile_q, 2 * tile_kv),
-        ("wide rows", rows, tile_kv + 1),
-        ("every other", 5, 34 * tile_kv + 3),
-        ("whole", rows, keys),
+        ("longer rows", 2 * tile_q, 2 * tile_kv),
+        ("wide rows", rows, tile_q + 6),
+        ("every other", 5, tiles * tile_kv + 6),
+        ("whole", rows, 5 * tile_kv + 4),
     ]
     library = build_library(
-        rendered.source, cache_dir=Path(tempfile.gettempdir(), "attngen-goldens"), optimization=1
+        with_probe(rendered, rendered.source),
+        cache_dir=Path(tempfile.gettempdir(), "attngen-goldens"),
+        optimization=1,
     )
+    unused = golden.render()  # what ran once holds what cannot go to another process
     trials = []
     for layout, rows, keys in sizes:
         problem = make_problem(golden, rows, keys)
         problem.q[0, 0, rows // 2] = np.nan
         right = reference_of(golden, problem)
         poison_dead_keys(rendered.program.attention, problem)
-        trials.append(Trial(rendered, library, problem, right, layout))
+        trial = Trial(rendered, problem, right, layout)
+        parts = [part for run in runs_of(trial) for part in run_all(golden, trial, library, run)]
+        answers, work = ask_about_tiles(golden, trial, library), tuple(work for _, work in parts)
+        trials.append(replace(trial, rendered=unused, answers=answers, work=work))
     return trials
 
 
@@ -107,34 +118,63 @@ def poison_dead_keys(attention: Attention, problem: Problem) -> None:
     problem.k[~seen] = problem.v[~seen] = np.nan
 
 
-def golden_named(name: str) -> Golden:
-    return next(g for g in GOLDENS if g.name == name)
+def ask_about_tiles(golden: Golden, trial: Trial, library: Path) -> int:
+    """A checksum of the answers, on the trial's problem."""
+    if not has_tiles(trial.rendered):
+        return 0
+    probe = replace(trial, rendered=probe_of(trial.rendered))
+    _, work = run_part(golden, probe, library, (0, trial.problem.k.shape[2]), Mode.RING)
+    return work.notes
 
 
-def check_library(name: str, library: Path) -> None:
+class Run(NamedTuple):
+    """All keys, cut into parts at `cuts`."""
+
+    mode: Mode
+    cuts: tuple[int, ...]
+
+
+def runs_of(trial: Trial) -> list[Run]:
+    keys = trial.problem.k.shape[2]
+    whole = Run(Mode.RING, (0, keys))
+    if trial.rendered.program.attention.sink is not None:  # it would count once in each part
+        return [whole]
+    return [whole, Run(Mode.EAGER_LAST, (0, keys // 2, keys))]
+
+
+def run_all(golden: Golden, trial: Trial, library: Path, run: Run) -> Iterator[tuple[Any, Work]]:
+    return (run_part(golden, trial, library, cut, run.mode) for cut in pairwise(run.cuts))
+
+
+def check_library(golden: Golden, trials: list[Trial], library: Path) -> None:
     """Raise when a built kernel of this golden is wrong."""
-    golden = golden_named(name)
-    attention = golden.kernel().attention
-    for trial in prepared(name):
-        keys = trial.problem.k.shape[2]
-        runs = [(Mode.RING, (0, keys)), (Mode.EAGER_LAST, (0, keys // 2, keys))]
-        for mode, cuts in runs[:1] if attention.sink is not None else runs:
-            found = [run_part(golden, trial, library, cut, mode) for cut in pairwise(cuts)]
-            parts, right = [part for part, _ in found], trial.right
-            for cut, (_, work) in zip(pairwise(cuts), found, strict=True):
-                _, expected = run_part(golden, trial, trial.library, cut, mode)
-                complain_of_other_work(work, expected)
+    for trial in trials:
+        answers = ask_about_tiles(golden, trial, library)
+        assert answers == trial.answers, "another answer about a tile or a key"
+    for trial in trials:
+        expected = iter(trial.work)
+        for run in runs_of(trial):
+            parts = []
+            for part, work in run_all(golden, trial, library, run):
+                complain_of_other_work(work, next(expected))
+                parts.append(part)
             if len(parts) == 1:
-                o, lse, row_max = parts[0]
-                assert right.accepts_o(o).all(), "o is wrong"
-                if right.lse is not None:
-                    assert right.accepts_lse(lse).all(), "lse is wrong"
-                    is_near = np.isclose(row_max, right.row_max, 1e-3, 1e-3, equal_nan=True)
-                    assert is_near.all(), "row_max is wrong"
-                continue
-            state = parts[0].merge(parts[1])
-            o, _ = state.finalize()
-            assert right.accepts_o(o.astype(trial.problem.q.dtype)).all(), "merged o is wrong"
+                complain_of_whole(trial.right, *parts[0])
+            else:
+                complain_of_merged(trial, *parts)
+
+
+def complain_of_whole(right: attngen.Reference, o: Any, lse: Any, row_max: Any) -> None:
+    assert right.accepts_o(o).all(), "o is wrong"
+    if right.lse is not None:
+        assert right.accepts_lse(lse).all(), "lse is wrong"
+        is_near = np.isclose(row_max, right.row_max, 1e-3, 1e-3, equal_nan=True)
+        assert is_near.all(), "row_max is wrong"
+
+
+def complain_of_merged(trial: Trial, one: PartialState, other: PartialState) -> None:
+    o, _ = one.merge(other).finalize()
+    assert trial.right.accepts_o(o.astype(trial.problem.q.dtype)).all(), "merged o is wrong"
 
 
 class Work(NamedTuple):
@@ -143,6 +183,7 @@ class Work(NamedTuple):
     accesses: tuple[int, ...]
     meetings: int
     index_reads: int
+    notes: int
 
     @classmethod
     def of(cls, report: RunReport) -> Work:
@@ -153,16 +194,18 @@ class Work(NamedTuple):
             report.shared_writes,
             report.shared_wavefronts,
         )
-        return cls(accesses, report.meetings, report.index_reads)
+        return cls(accesses, report.meetings, report.index_reads, report.notes)
 
 
 def complain_of_other_work(found: Work, expected: Work) -> None:
     """Raise when a kernel accesses memory otherwise than the golden, or works more.
 
-    A tile that is visited without need, or a conflict of banks, changes no result.  Fewer barriers
-    are no complaint: what they are for is seen in races and results.
+    A tile that is visited without need, or a conflict of banks, changes no result.  Nor does a tile
+    that is masked though all of its pairs attend: that is seen in what threads note for each other.
+    Fewer barriers are no complaint: what they are for is seen in races and results.
     """
     assert found.accesses == expected.accesses, "another number of accesses or wavefronts"
+    assert found.notes == expected.notes, "other integers or words in shared memory"
     assert found.meetings <= expected.meetings, "more barriers or warp collectives"
     assert found.index_reads <= expected.index_reads, "more steps"
 
@@ -209,9 +252,13 @@ def run_part(golden: Golden, trial: Trial, library: Path, keys: tuple[int, int],
 
 
 def empty_output(shape: tuple[int, ...], dtype: Any, layout: str) -> np.ndarray:
-    """An array full of NaN: contiguous, a part of wider rows, or every other element."""
+    """An array full of NaN: contiguous, with rows at multiples of 8 bytes, a part of wider rows
+    that begins in the middle of 4 bytes, or every other element.
+    """
     *outer, Dv = shape
     match layout:
+        case "longer rows":
+            return np.full((*outer, Dv + 4), np.nan, dtype)[..., :Dv]
         case "wide rows":
             return np.full((*outer, Dv + 3), np.nan, dtype)[..., 1 : Dv + 1]
         case "every other":
@@ -235,8 +282,15 @@ class Key(NamedTuple):
     after: str
 
 
+_SIZE = re.compile(r"(constexpr \w+ \w+ = )\d+(;.*)")
+
+
 def key_of(mutant: Mutant) -> Key:
+    """A size, `constexpr int kTileQ = 64;`, is the same line whatever its number."""
     *above, line = mutant.text.split("\n")[: mutant.line]
+    size = _SIZE.fullmatch(mutant.source)
+    if size is not None:
+        return Key("", 0, f"{size[1]}n{size[2]}", mutant.column, "n", "n + 1")
     if line[:1].isalpha():  # no line of a function's body
         return Key("", 0, mutant.source, mutant.column, mutant.before, mutant.after)
     first = max((i for i, other in enumerate(above) if other[:1].isalpha()), default=0)
@@ -246,7 +300,7 @@ def key_of(mutant: Mutant) -> Key:
 
 
 EXPLAINED = {
-    ("constexpr int kTerms", "17"): "a sum in parts is right with any number of terms",
+    ("constexpr int kTerms", "n + 1"): "a sum in parts is right with any number of terms",
     ("first < kHeadDimQk; first += kTerms", "<="): "one more part, without terms, adds 0",
 }
 """Survivors that are no fault, by a piece of their line and what was put there."""
@@ -295,9 +349,11 @@ def main() -> int:
         text = golden.path.read_text(encoding="utf-8")
         killed = {key for key, outcome in found.items() if outcome.verdict is Verdict.KILLED}
         open_ones = [mutant for mutant in mutants(text) if key_of(mutant) not in killed]
-        outcomes = run_mutants(
-            text, open_ones, partial(check_library, golden.name), jobs=given.jobs
-        )
+        check = partial(check_library, golden, prepare(golden))
+        rendered = golden.render()
+        open_ones = [replace(m, text=with_probe(rendered, m.text)) for m in open_ones]
+        text = with_probe(rendered, text)
+        outcomes = run_mutants(text, open_ones, check, jobs=given.jobs)
         for outcome in outcomes:
             key = key_of(outcome.mutant)
             found[key] = most_telling(found.get(key), outcome)

@@ -61,12 +61,17 @@ class BoxFormula:
 class RangeFormulas:
     """The keys that the rows of a tile may attend to: ascending, disjoint (begin, end).
 
-    `c_type` holds every end.
+    start_variables  what is computed first to find the first key: all but what the last end needs
+    end_variables    the same for the last key: of a single range what its end needs
+    c_type           holds every end
+    skips            false where the keys begin at 0 for all rows, so that none is skipped
     """
 
-    variables: tuple[Variable, ...]
+    start_variables: tuple[Variable, ...]
+    end_variables: tuple[Variable, ...]
     ends: tuple[tuple[str, str], ...]
     c_type: str
+    skips: bool
 
 
 @final
@@ -226,13 +231,20 @@ def _range_formulas(ends: list[Body]) -> RangeFormulas | None:
     """From the text of each begin and end; what several of them compute first is there once."""
     if not ends:
         return None
-    variables = {v.name: v for body in ends for v in body.variables}
     texts = [body.text for body in ends]
     pairs = tuple(zip(texts[::2], texts[1::2], strict=True))
     types = {body.c_type for body in ends}
     return RangeFormulas(
-        tuple(variables.values()), pairs, types.pop() if len(types) == 1 else "ag_i64"
+        _variables_of(ends[:-1]),
+        _variables_of(ends[-1:] if len(pairs) == 1 else ends),
+        pairs,
+        types.pop() if len(types) == 1 else "ag_i64",
+        skips=texts[:-1] != ["0"],
     )
+
+
+def _variables_of(bodies: list[Body]) -> tuple[Variable, ...]:
+    return tuple({v.name: v for body in bodies for v in body.variables}.values())
 
 
 def _ranges(attention: Attention) -> tuple[Range, ...]:

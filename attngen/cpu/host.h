@@ -70,6 +70,7 @@ struct ag_report {
     int64_t switches;      // from one fiber to another
     int64_t meetings;      // of a block at ag_sync, or of a warp at a barrier or collective
     int64_t index_reads;   // of threads that ask which one they are
+    int64_t notes;         // a checksum of integers and words stored in shared memory, and of where
     int64_t shared_reads, shared_writes, global_loads, global_stores;
     int64_t shared_wavefronts, shared_wavefronts_least;
     char text[2048];
@@ -248,6 +249,7 @@ struct Cell {
 
 struct Counters {
     int64_t index_reads, shared_reads, shared_writes, global_loads, global_stores;
+    uint64_t notes;
 };
 
 struct Warp;
@@ -884,6 +886,11 @@ AG_DEVICE void note_shared_write(Thread& t, uint32_t address, SharedArray array,
 
 // One element of a shared array, so that reads and writes can be told apart.  It lives for one
 // expression: take the value with `float x = array[i]`, never with `auto`.
+// What storing a number adds to `Counters::notes`: integers say what is to be done, floats do not.
+template <class T> inline uint64_t note_of(T, uint64_t) { return 0; }
+inline uint64_t note_of(uint32_t x, uint64_t byte) { return ((uint64_t)x + 1) * (2 * byte + 1); }
+inline uint64_t note_of(int32_t x, uint64_t byte) { return note_of((uint32_t)x, byte); }
+
 template <class T> struct Element {
     Thread* thread;
     T* place;
@@ -907,6 +914,7 @@ template <class T> struct Element {
     AG_DEVICE void store(T value) const {
         Thread& t = *thread;
         ++t.counters.shared_writes;
+        t.counters.notes += note_of(value, (uint64_t)((unsigned char*)place - t.shared));
         if (AG_LIKELY(t.cells != nullptr)) {
             uint32_t address = (uint32_t)((unsigned char*)place - t.shared);
             for (uint32_t piece = 0; piece < sizeof(T); piece += kPieceBytes)
@@ -1211,6 +1219,7 @@ static void add_counters(Block& b) {
     for (int i = 0; i < b.thread_count; ++i) {
         const Counters& c = b.threads[i].counters;
         b.counters.index_reads += c.index_reads;
+        b.counters.notes += c.notes;
         b.counters.shared_reads += c.shared_reads;
         b.counters.shared_writes += c.shared_writes;
         b.counters.global_loads += c.global_loads;
@@ -1250,6 +1259,7 @@ static void* work(void* argument) {
     run.report->switches += b->switches;
     run.report->meetings += b->meetings;
     run.report->index_reads += b->counters.index_reads;
+    run.report->notes = (int64_t)((uint64_t)run.report->notes + b->counters.notes);
     run.report->shared_reads += b->counters.shared_reads;
     run.report->shared_writes += b->counters.shared_writes;
     run.report->global_loads += b->counters.global_loads;

@@ -161,6 +161,7 @@ AG_NOINLINE void load16(Thread& t, uint32_t (&x)[4], uint32_t address, Site site
 AG_NOINLINE void store4(Thread& t, uint32_t address, uint32_t x, Site site) {
     uint32_t place = place_of(t, address, 4, kWrite, site);
     ++t.counters.shared_writes;
+    t.counters.notes += note_of(x, place);
     if (AG_LIKELY(t.cells != nullptr)) note_shared_write<4>(t, place, kByAddress, site);
     log_access(t, place, 4, site);
     memcpy(t.shared + place, &x, 4);

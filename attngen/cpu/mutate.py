@@ -69,7 +69,10 @@ _WAITS = frozenset(
 )
 _SHUFFLE_PREFIX = "ag_shuffle"
 _COMPARISONS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "=="}
-_DECLARED_BEFORE = re.compile(r"\s*(typedef )?(const )?(float|int|bool|ag_u32|ag_i64) [^=;()]*\[")
+_DECLARED_BEFORE = re.compile(
+    r"\s*(typedef )?(const )?(float|int|bool|ag_u32|ag_i64) [^=;()]*\["
+    r"|.*\((memory|buffer), \w+, [^)]*"
+)
 _FREE = re.compile(r"//.*\bfree: \S")
 
 
@@ -210,7 +213,8 @@ def _without_shuffle(text: str, code: Sequence[_Token], i: int) -> Iterator[Muta
 def _with_next_integer(text: str, token: _Token) -> Iterator[Mutant]:
     """`31` becomes `32`; floats are left alone, and so are lines marked as free.
 
-    `float m[2];` becomes `float m[1];`: one element more would change nothing.
+    `float m[2];` becomes `float m[1];`, and so does the length of an `ag_shared`: one element more
+    would change nothing.
     """
     integer = _INTEGER.fullmatch(token.text)
     line = _line_around(text, token.start)

@@ -76,6 +76,7 @@ class RunReport:
     switches: int  # from one fiber to another
     meetings: int  # of a block at `ag_sync`, or of a warp at a barrier or collective
     index_reads: int  # calls of `ag_thread`: most steps of most loops make one
+    notes: int  # a checksum of integers and words stored in shared memory, and of where
     shared_reads: int
     shared_writes: int
     global_loads: int
@@ -140,6 +141,7 @@ class _Report(ctypes.Structure):
         ("switches", ctypes.c_int64),
         ("meetings", ctypes.c_int64),
         ("index_reads", ctypes.c_int64),
+        ("notes", ctypes.c_int64),
         ("shared_reads", ctypes.c_int64),
         ("shared_writes", ctypes.c_int64),
         ("global_loads", ctypes.c_int64),
@@ -208,6 +210,7 @@ def run_on_cpu(
         report.switches,
         report.meetings,
         report.index_reads,
+        report.notes,
         report.shared_reads,
         report.shared_writes,
         report.global_loads,

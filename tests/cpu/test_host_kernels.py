@@ -55,6 +55,7 @@ def test_counts_what_the_threads_did(build: Build) -> None:
     assert report.shared_writes == threads * blocks * (1 + steps)
     assert report.shared_reads == threads * blocks * (1 + 3 * steps)
     assert report.index_reads == threads * blocks
+    assert report.notes == 0  # no integers in shared memory
     assert report.meetings == blocks * 2 * steps
     # At each barrier all but the last thread hand over, and so does each that ends.
     assert report.switches >= (threads - 1) * blocks * 2 * steps

@@ -5,23 +5,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from attngen.cpu.mutate import Mutant, MutantKind, Verdict, mutants, run_mutants
 from tests.goldens import GOLDENS, Golden
-from tests.mutation import Work, check_library, complain_of_other_work, key_of
+from tests.mutation import Work, check_library, complain_of_other_work, key_of, prepare
+from tests.tile_probe import with_probe
 
 NAMES = ("ragged_prefill_bf16_d20_v12", "causal_fp32_d24_v20_keys_outside")
 SMALL = [g for g in GOLDENS if g.name in NAMES]
 
 
 def test_another_number_of_accesses_and_more_work_are_complaints() -> None:
-    golden = Work((1, 2, 3, 4, 5), meetings=6, index_reads=7)
+    golden = Work((1, 2, 3, 4, 5), meetings=6, index_reads=7, notes=8)
     complain_of_other_work(golden, golden)
     complain_of_other_work(golden._replace(meetings=5, index_reads=6), golden)
-    for wrong in ({"accesses": (1, 2, 3, 4, 4)}, {"meetings": 7}, {"index_reads": 8}):
+    for wrong in ({"accesses": (1, 2, 3, 4, 4)}, {"meetings": 7}, {"index_reads": 8}, {"notes": 0}):
         with pytest.raises(AssertionError):
             complain_of_other_work(golden._replace(**wrong), golden)
 
@@ -36,7 +38,7 @@ AG_DEVICE void f(int n) {
 """,
     """
 constexpr int kB = 1;
-constexpr int kA = 3;
+constexpr int kA = 4;
 AG_DEVICE void f(int n, int m) {
     h(m);
     for (int i = 0; i < n; ++i) g(i);
@@ -54,7 +56,7 @@ def test_equal_lines_are_one_mutant_only_at_the_same_place_of_a_function() -> No
     assert len(set(second)) == len(second) == 6
     shared = [(k.function, k.occurrence, k.before) for k in first if k in second]
     assert shared == [
-        ("", 0, "3"),
+        ("", 0, "n"),
         ("AG_DEVICE void f", 0, "0"),
         ("AG_DEVICE void f", 0, "<"),
     ]
@@ -74,5 +76,28 @@ def test_every_missing_barrier_and_shuffle_and_every_tile_too_many_is_noticed(
     assert len(missing) >= 5
     assert too_many
     chosen = missing + too_many
-    outcomes = run_mutants(text, chosen, partial(check_library, golden.name), jobs=2)
+    check = partial(check_library, golden, prepare(golden))
+    outcomes = run_mutants(text, chosen, check, jobs=2)
     assert [o for o in outcomes if o.verdict is Verdict.SURVIVED] == []
+
+
+@pytest.mark.parametrize(
+    ("piece", "complaint"),
+    [
+        ("return tile.kv_last <= tile.qpos_first", "another answer about a tile or a key"),
+        ("is_whole = offset + kTileKv <= left", "other integers or words in shared memory"),
+    ],
+)
+def test_a_full_tile_that_is_masked_all_the_same_is_noticed(
+    piece: str, complaint: str, host_compiler: None
+) -> None:
+    golden = next(g for g in GOLDENS if g.name == "causal_fp16_d64_one_stage")
+    rendered = golden.render()
+    chosen = [
+        replace(m, text=with_probe(rendered, m.text))
+        for m in mutants(rendered.source)
+        if piece in m.source and m.before == "<="
+    ]
+    check = partial(check_library, golden, prepare(golden))
+    outcomes = run_mutants(with_probe(rendered, rendered.source), chosen, check, jobs=1)
+    assert [o.how.partition(":")[2].strip() for o in outcomes] == [complaint]
