@@ -67,7 +67,7 @@ from attngen.targets.base import Target
 if TYPE_CHECKING:
     from attngen.engines.cuda_engine import Launched
     from attngen.tuning.device_class import DeviceClass
-    from attngen.tuning.lookup import Answer
+    from attngen.tuning.lookup import Answer, Lookup
 
 __all__ = ["Engine", "Kernel", "Layout", "Tune", "compile", "compile_text"]
 
@@ -197,7 +197,8 @@ class Kernel:
         self._engine = engine
         self._tune = tune
         self._targets: dict[int, Target] = {}  # by index of GPU
-        self._classes: dict[int, DeviceClass] = {}  # likewise
+        self._classes: dict[int, DeviceClass | None] = {}  # likewise
+        self._lookup: Lookup | None = None
         self._operations: dict[tuple[str, tuple[int, int]], str] = {}  # digests
         self._lowered: dict[_LoweredKey, Lowered] = {}
         self._compiled: dict[_Key, _Compiled] = {}
@@ -494,16 +495,24 @@ class Kernel:
         target = self._target(device)
         if target is None or device.kind != "cuda" or self._tune == "off":
             return None
-        known = self._classes.get(device.index)
-        if known is None:
-            from attngen.tuning.device_class import DeviceClass
-
-            known = self._classes[device.index] = DeviceClass.of(device)
-        if known.arch != target.name:
+        known = self._class_of(device)
+        if known is None or known.arch != target.name:
             return None  # `arch` asks for a text that is not the GPU's own
         lowered = self._lower(dtype, dims, target)
         is_aligned = operands is None or lowered.family.why_unaligned(operands) is None
         return self._ask(lowered, sizes, known, is_aligned=is_aligned).schedule
+
+    def _class_of(self, device: Device) -> DeviceClass | None:
+        """The class of a GPU; None, with a warning, where the driver does not tell."""
+        if device.index not in self._classes:
+            from attngen.tuning.device_class import DeviceClass
+
+            try:
+                self._classes[device.index] = DeviceClass.of(device)
+            except RuntimeError as error:  # CuPy's own classes, whose home is private
+                self._classes[device.index] = None
+                _say_once(f"no tuning records for {device}: {error}")
+        return self._classes[device.index]
 
     def _ask(
         self, lowered: Lowered, sizes: Mapping[str, int], device: DeviceClass, *, is_aligned: bool
@@ -512,6 +521,7 @@ class Kernel:
         from attngen.tuning.lookup import Question, open_lookup
         from attngen.tuning.problem import LayoutClass, Problem
 
+        self._lookup = lookup = self._lookup or open_lookup()
         attention, target = lowered.program.attention, lowered.target
         element, qk, v = attention.dtype, attention.head_dim_qk, attention.head_dim_v
         assert element is not None
@@ -527,7 +537,7 @@ class Kernel:
             layout=LayoutClass.ALIGNED if is_aligned else LayoutClass.ANY,
         )
         question = Question(op, problem, device, self.checked.schedule_for(target.name))
-        answer = open_lookup().find(question, lambda s: reasons_against(attention, s, target))
+        answer = lookup.find(question, lambda s: reasons_against(attention, s, target))
         if answer.notes:
             _say_once(f"{self.name}: {'; '.join(answer.notes)}")
         return answer

@@ -27,7 +27,7 @@ from attngen.record import record
 from attngen.tuning.device_class import DeviceClass
 from attngen.tuning.measurement import Record
 from attngen.tuning.problem import Problem
-from attngen.tuning.store import Contents, Store, merge, open_stores
+from attngen.tuning.store import EMPTY, Contents, Store, merge, open_stores
 from attngen.tuning.winner import find_winner
 
 __all__ = [
@@ -131,7 +131,9 @@ class Lookup:
         return _answer(Grade.DEFAULT, "no record for it; the family's default", None, None, notes)
 
     def _read(self, device: DeviceClass, op: str) -> Contents:
-        return merge(*(store.read(device, op) for store in self._stores))
+        found = [store.read(device, op) for store in self._stores]
+        parts = [part for part in found if part != EMPTY]
+        return parts[0] if len(parts) == 1 else merge(*parts)
 
     def _inherit(
         self, question: Question, reasons_against: ReasonsAgainst, notes: list[str]

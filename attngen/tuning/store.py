@@ -84,20 +84,20 @@ Change: TypeAlias = Callable[[Contents], Contents]
 
 def merge(*parts: Contents) -> Contents:
     """The union, in canonical order: commutative, associative, idempotent."""
-    records: dict[str, tuple[int, str, Record]] = {}
+    records: dict[str, Record] = {}
     definitions: dict[str, Definition] = {}
     for part in parts:
         for found in part.records:
-            key, ranked = found.key, (found.times.count, found.line(), found)
-            known = records.get(key)
-            if known is None or ranked[:2] > known[:2]:
-                records[key] = ranked
+            key = found.key
+            known = records.setdefault(key, found)
+            if known is not found and _support(found) > _support(known):
+                records[key] = found
         for definition in part.definitions:
             known_text = definitions.setdefault(definition.op, definition)
             if definition.text < known_text.text:
                 definitions[definition.op] = definition
     return Contents(
-        tuple(each for _, _, each in sorted(records.values(), key=lambda ranked: ranked[1])),
+        tuple(records[key] for key in sorted(records)),
         tuple(definitions[op] for op in sorted(definitions)),
         tuple(sorted({line for part in parts for line in part.foreign})),
         tuple(dict.fromkeys(note for part in parts for note in part.notes)),
@@ -214,6 +214,11 @@ def open_stores() -> tuple[Store, ...]:
     """All that are looked into."""
     own = user_store()
     return (repository_store(),) if own is None else (repository_store(), own)
+
+
+def _support(found: Record) -> tuple[int, str]:
+    """Which of two measurements of the same thing stays: the larger one."""
+    return found.times.count, found.line()
 
 
 def _own(contents: Contents, device: str, op: str) -> Contents:
