@@ -356,10 +356,14 @@ class Kernel:
         *,
         dtype: str | None = None,
         head_dim: int | tuple[int, int] | None = None,
+        schedule: Schedule | None = None,
     ) -> Rendered:
-        """The program and its CUDA text for a target, without compiling or running anything."""
+        """The program and its CUDA text for a target, without compiling or running anything.
+
+        schedule:  a complete one, as `find_schedule` gives it.
+        """
         element, dims = self._decided(dtype, head_dim)
-        return render_program(self.checked, element, dims, targets.get(target))
+        return render_program(self.checked, element, dims, targets.get(target), schedule=schedule)
 
     # ---- one call, step by step ----
 
