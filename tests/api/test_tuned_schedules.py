@@ -101,6 +101,15 @@ def test_a_record_is_found_by_what_is_computed_not_by_names(gpus: FakeGpus) -> N
     assert schedules(kernel) == [kept.schedule]
 
 
+def test_the_order_of_keywords_makes_no_difference(gpus: FakeGpus) -> None:
+    kept = keep()
+    B, Hq, Hkv, Sq, _ = SHAPE.values()
+    q, kv = (gpus.tensor(np.zeros((B, n, Sq, D), np.float16)) for n in (Hq, Hkv))
+    kernel = attngen.compile_text(CAUSAL)
+    kernel(v=kv, q=q, return_lse=True, k=kv)
+    assert schedules(kernel) == [kept.schedule]
+
+
 @pytest.mark.parametrize("options", [{"tune": "off"}, {"schedule": "tile q = 128"}])
 def test_what_is_fixed_stays(gpus: FakeGpus, options: Any) -> None:
     kept = keep()

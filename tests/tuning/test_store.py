@@ -118,6 +118,28 @@ def test_lines_that_are_no_records_are_notes(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("kept", [0, 0.25, 0.5, 0.99])
+def test_a_file_that_was_cut_off_says_less_and_nothing_else(tmp_path: Path, kept: float) -> None:
+    folder, path = Store(tmp_path), tmp_path / H200.name / f"{OP}.jsonl"
+    found = tuple(make_record(tile=(64, 8 * n)) for n in range(1, 9))
+    folder.add(Contents(found))
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(kept * len(whole))])
+    left = folder.read(H200, OP)
+    assert set(left.records) < set(found)
+    assert len(left.notes) == (kept > 0)
+
+
+def test_a_file_under_the_name_of_another_says_nothing(tmp_path: Path) -> None:
+    folder = Store(tmp_path)
+    folder.add(Contents((make_record(), make_record(op=digest("other")))))
+    one, other = (tmp_path / H200.name / f"{op}.jsonl" for op in (OP, digest("other")))
+    one.write_bytes(other.read_bytes())
+    found = folder.read(H200, OP)
+    assert found.records == ()
+    assert "another operation" in found.notes[0]
+
+
 def test_other_files_and_folders_are_no_records(tmp_path: Path) -> None:
     (tmp_path / "h200").mkdir()
     (tmp_path / "README.md").write_text("records")
