@@ -44,8 +44,9 @@ LINES = {name: attngen_lines(job) for name, job in RECIPE["jobs"].items()}
 def parse(line: str) -> None:
     """Let click read a command line, without running it.  Raises a UsageError where it cannot."""
     _, name, *arguments = shlex.split(line)
-    command: click.Command = app.get_command(click.Context(app), name) or pytest.fail(name)
-    context = command.make_context(name, arguments)
+    root = click.Context(app, **app.context_settings)
+    command: click.Command = app.get_command(root, name) or pytest.fail(name)
+    context = command.make_context(name, arguments, parent=root)
     if isinstance(command, click.Group):
         (inner, *rest) = arguments
         found = command.get_command(context, inner)

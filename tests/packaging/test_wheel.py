@@ -1,4 +1,4 @@
-"""The wheel holds the grammar, the templates, the tuning records and the library, and works without a checkout."""
+"""The wheel holds grammar, templates, tuning records and library, and works without a checkout."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_lines_that_are_no_records_are_notes(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("kept", [0, 0.25, 0.5, 0.99])
+@pytest.mark.parametrize("kept", [0, 0.3, 0.55, 0.99])
 def test_a_file_that_was_cut_off_says_less_and_nothing_else(tmp_path: Path, kept: float) -> None:
     folder, path = Store(tmp_path), tmp_path / H200.name / f"{OP}.jsonl"
     found = tuple(make_record(tile=(64, 8 * n)) for n in range(1, 9))
