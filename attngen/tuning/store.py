@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias, final
 
 from attngen import resources
-from attngen.disk_cache import find_directory, write_whole
+from attngen.disk_cache import find_directory, lock_folder, write_whole
 from attngen.record import record
 from attngen.tuning.device_class import DeviceClass
 from attngen.tuning.measurement import Definition, Record, Rejected, parse_line
@@ -43,9 +43,6 @@ MAX_FILE_BYTES: Final = 1 << 23
 
 _SUFFIX: Final = ".jsonl"
 _OP: Final = re.compile(r"[0-9a-f]{64}")
-_LOCK: Final = ".lock"
-_PATIENCE_SECONDS: Final = 60.0
-"""A writer holds the lock for milliseconds."""
 
 
 @final
@@ -181,12 +178,10 @@ class Store:
 
         Errors:  OSError where it cannot be written, or holds more than is read.
         """
-        from filelock import FileLock
-
         assert isinstance(self.folder, Path), "the records in an archive are never written"
         path = self.folder / device.name / (op + _SUFFIX)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(self.folder / _LOCK, timeout=_PATIENCE_SECONDS):
+        with lock_folder(self.folder):
             before = path.read_bytes() if path.exists() else b""
             if len(before) > MAX_FILE_BYTES:
                 raise OSError(errno.EFBIG, "it has more records than are read", str(path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attngen import disk_cache
+from attngen.disk_cache import lock_folder
 from attngen.tuning import store as store_module
 from attngen.tuning.measurement import Definition, Record
 from attngen.tuning.store import (
@@ -200,6 +203,26 @@ def test_a_write_that_fails_leaves_what_was_there(
         folder.add(Contents((make_record(tile=(64, 64)),)))
     assert folder.read(H200, OP).records == (make_record(),)
     assert [p.name for p in (tmp_path / H200.name).iterdir()] == [f"{OP}.jsonl"]
+
+
+def test_a_lock_leaves_nothing_behind_and_a_killed_ones_file_locks_nobody(tmp_path: Path) -> None:
+    (tmp_path / ".lock").touch()
+    Store(tmp_path).add(Contents((make_record(),)))
+    assert [path.name for path in tmp_path.iterdir()] == [H200.name]
+
+
+def test_a_lock_that_is_kept_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_cache, "_PATIENCE_SECONDS", 0.01)
+    with lock_folder(tmp_path), pytest.raises(TimeoutError, match="another process"):
+        Store(tmp_path).add(Contents((make_record(),)))
+    Store(tmp_path).add(Contents((make_record(),)))
+
+
+def test_threads_wait_for_each_other(tmp_path: Path) -> None:
+    found = [make_record(sass=digest(str(n))) for n in range(40)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda one: Store(tmp_path).add(Contents((one,))), found))
+    assert set(Store(tmp_path).read(H200, OP).records) == set(found)
 
 
 def test_the_stores_that_are_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
