@@ -472,7 +472,7 @@ def _gpus() -> list[DeviceClass]:
     try:
         count = load_driver().count_devices()
         return [DeviceClass.of(cuda_device(index)) for index in range(count)]
-    except AttnError:
+    except (AttnError, RuntimeError):  # no GPU, or a driver that does not tell
         return []
 
 

@@ -221,6 +221,13 @@ def test_schedules_from_elsewhere_have_reasons_against_them() -> None:
         assert reason in found
 
 
+@pytest.mark.parametrize("shape", [{}, {**SHAPE, "B": "2"}, {**SHAPE, "Skv": -1}])
+def test_a_shape_has_every_size(shape: Any) -> None:
+    kernel = attngen.compile_text(CAUSAL, dtype="fp16", head_dim=D)
+    for ask in (lambda: kernel.find_schedule(H200, shape), lambda: kernel.prepare(shapes=[shape])):
+        assert "B, Hq, Hkv, Sq, Skv" in str(catch(ask).label_text()) + catch(ask).message()
+
+
 def test_the_choice_of_tune_is_checked() -> None:
     error = catch(attngen.compile_text, CAUSAL, tune="always")
     assert "auto, cached, off" in (error.label_text() or "") + error.message()

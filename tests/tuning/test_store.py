@@ -79,6 +79,13 @@ def test_a_line_merge_by_git_reads_as_a_merge_of_records() -> None:
     assert parse_lines(lines).text() == merge(parse_lines(ours), parse_lines(theirs)).text()
 
 
+@given(st.lists(st.binary(max_size=60), max_size=6))
+def test_bytes_from_anywhere_are_notes(lines: list[bytes]) -> None:
+    found = parse_lines(b"\n".join(lines))
+    assert found.records == ()
+    assert len(found.notes) <= sum(line.count(b"\n") + 1 for line in lines)
+
+
 # ---- files -------------------------------------------------------------------------------
 
 
