@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +30,8 @@ from attngen.tuning.store import (
 from attngen.tuning.winner import find_winner
 
 from .records import A100, H100, H200, OP, digest, make_record, records, times
+
+ROOT = Path(__file__).resolve().parents[2]
 
 definitions = st.builds(
     Definition, st.sampled_from([OP, digest("another op")]), st.sampled_from(["a", "b"])
@@ -84,6 +88,32 @@ def test_bytes_from_anywhere_are_notes(lines: list[bytes]) -> None:
     found = parse_lines(b"\n".join(lines))
     assert found.records == ()
     assert len(found.notes) <= sum(line.count(b"\n") + 1 for line in lines)
+
+
+def test_git_merges_two_branches_that_tuned_the_same(tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@example.com")
+        subprocess.run(
+            ["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True
+        )
+
+    def tune(*found: Record) -> None:
+        Store(tmp_path / "tuned").add(Contents(found))
+        git("add", ".")
+        git("commit", "-m", "tune")
+
+    git("init", "-b", "main")
+    shutil.copy(ROOT / ".gitattributes", tmp_path)
+    tune(make_record(tile=(64, 64)))
+    git("switch", "-c", "other")
+    theirs = make_record(tile=(64, 128)), make_record(times=times(400.0, count=90))
+    tune(*theirs)
+    git("switch", "main")
+    ours = make_record(tile=(128, 64)), make_record()
+    tune(*ours)
+    git("merge", "other")
+    found = Store(tmp_path / "tuned").read(H200, OP)
+    assert found == merge(Contents((make_record(tile=(64, 64)), *ours)), Contents(theirs))
 
 
 # ---- files -------------------------------------------------------------------------------
