@@ -37,8 +37,8 @@ from attngen.record import record
 from attngen.targets.base import Target
 
 __all__ = [
-    "Lowered", "Rendered", "choose_family", "lower_program", "plan_for_numpy", "render_lowered",
-    "render_program",
+    "Lowered", "Rendered", "choose_family", "lower_program", "plan_for_numpy", "reasons_against",
+    "render_lowered", "render_program",
 ]  # fmt: skip
 
 
@@ -73,14 +73,20 @@ class Rendered:
 
 
 def render_program(
-    checked: Checked, dtype: Element, head_dims: tuple[int, int], target: Target
+    checked: Checked,
+    dtype: Element,
+    head_dims: tuple[int, int],
+    target: Target,
+    *,
+    schedule: Schedule | None = None,
 ) -> Rendered:
     """Compile one specialisation down to its CUDA text for aligned operands.
 
-    Units:   `head_dims` is (Dqk, Dv).
-    Errors:  those of `lower_program`.
+    schedule:  takes the place of what the variant's blocks say for the target.
+    Units:     `head_dims` is (Dqk, Dv).
+    Errors:    those of `lower_program`.
     """
-    return render_lowered(lower_program(checked, dtype, head_dims, target))
+    return render_lowered(lower_program(checked, dtype, head_dims, target, schedule=schedule))
 
 
 def lower_program(
@@ -90,16 +96,18 @@ def lower_program(
     target: Target,
     *,
     family: str | None = None,
+    schedule: Schedule | None = None,
     observe: Observer | None = None,
 ) -> Lowered:
     """Compile one specialisation down to its loop nest.
 
-    family:  one that has to run it, with tiles of its own, whatever the schedule says.
+    family:    one that has to run it, with tiles of its own, whatever the schedule says.
+    schedule:  takes the place of what the variant's blocks say for the target.
     Units:   `head_dims` is (Dqk, Dv).
     Errors:  A452 the family (or every one) refuses the problem.
     """
     attention = run_passes(specialize(checked.attention, dtype, *head_dims), observe)
-    schedule = checked.schedule_for(target.name)
+    schedule = schedule or checked.schedule_for(target.name)
     if family is not None:
         schedule = replace(_with_free_tiles(schedule), kernel=family)
     chosen, schedule, notes = choose_family(attention, schedule, target)
@@ -180,6 +188,16 @@ def choose_family(
             return family, complete, (*notes, f"{family.name} runs it with {tile} instead")
     last = candidates[-1]
     raise AttnError(FamilyRefuses(None, last.name, target.name, "; ".join(reasons)))
+
+
+def reasons_against(attention: Attention, schedule: Schedule, target: Target) -> tuple[str, ...]:
+    """Why a complete schedule, from anywhere, cannot run a problem; empty when it can."""
+    family = all_families().get(schedule.kernel or "")
+    if family is None:
+        return (f"there is no kernel family `{schedule.kernel}`",)
+    if attention.dtype not in family.dtypes or not target.features.issuperset(family.features):
+        return (f"{family.name} is not made for this element type or target",)
+    return family.reasons_against(attention, schedule, target)
 
 
 def _with_free_tiles(schedule: Schedule) -> Schedule:
