@@ -12,6 +12,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib import import_module
 from itertools import accumulate
 from typing import Any, Final, Protocol, final
@@ -29,7 +30,9 @@ __all__ = [
     "Peer",
     "Prepared",
     "RefusedError",
+    "compiled_flex_attention",
     "make_peer",
+    "time_once_more",
 ]
 
 DEFAULT_SCHEDULE: Final = "auto"
@@ -282,7 +285,6 @@ class _Flex:
         self.name = name
         self._machine = machine
         self._options = None if backend is None else {"BACKEND": backend}
-        self._compiled: Any = None
 
     def missing(self) -> str | None:
         if not self._machine.has_torch:
@@ -296,7 +298,7 @@ class _Flex:
     def prepare(self, cell: Cell, variant: Variant, inputs: Inputs) -> Prepared:
         if not variant.softmax:
             raise RefusedError("FlexAttention has softmax weights only")
-        attend = self._attend()
+        attend = compiled_flex_attention(self._machine)
         block_mask, mask_ms = self._block_mask(cell, variant, inputs)
         score_mod = _score_mod(variant, inputs)
         q, k, v = (_swap(x) for x in (inputs.q, inputs.k, inputs.v))
@@ -316,25 +318,6 @@ class _Flex:
         kernel = "flex_attention" if options is None else "flex_attention FLASH"
         return Prepared(call, _swap, kernel, mask_ms=mask_ms)
 
-    def _attend(self) -> Any:
-        """`flex_attention`, compiled for each shape and function.
-
-        After some compilations PyTorch gives up and computes every pair without a fused kernel;
-        the limit is raised, and with `fullgraph` reaching it is an error.
-        """
-        from torch.nn.attention.flex_attention import flex_attention
-
-        if self._machine.kind == "cpu":
-            return flex_attention
-        if self._compiled is None:
-            import torch
-            import torch._dynamo
-
-            torch._dynamo.config.recompile_limit = 1000
-            torch._dynamo.config.accumulated_recompile_limit = 10000
-            self._compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
-        return self._compiled
-
     def _block_mask(self, cell: Cell, variant: Variant, inputs: Inputs) -> tuple[Any, float | None]:
         """The block mask, and the milliseconds to make it once more."""
         mask_mod = _mask_mod(variant, inputs)
@@ -347,15 +330,44 @@ class _Flex:
         def build() -> Any:
             return create_block_mask(mask_mod, B, None, S, S, device=self._machine.kind)
 
-        block_mask = build()
-        times = []
-        for _ in range(3):
-            self._machine.synchronize()
-            start = time.perf_counter()
-            build()
-            self._machine.synchronize()
-            times.append((time.perf_counter() - start) * 1e3)
-        return block_mask, statistics.median(times)
+        return build(), time_once_more(build, self._machine)
+
+
+@cache
+def _compile_flex_attention() -> Any:
+    """`flex_attention`, compiled for each shape and function.
+
+    After some compilations PyTorch gives up and computes every pair without a fused kernel;
+    the limit is raised, and with `fullgraph` reaching it is an error.
+    """
+    import torch
+    import torch._dynamo
+    from torch.nn.attention.flex_attention import flex_attention
+
+    torch._dynamo.config.recompile_limit = 1000
+    torch._dynamo.config.accumulated_recompile_limit = 10000
+    return torch.compile(flex_attention, dynamic=False, fullgraph=True)
+
+
+def compiled_flex_attention(machine: Machine) -> Any:
+    """FlexAttention as it runs on a machine: without its compiler on a CPU."""
+    if machine.kind == "cuda":
+        return _compile_flex_attention()
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return flex_attention
+
+
+def time_once_more(build: Callable[[], object], machine: Machine) -> float:
+    """Milliseconds to build something once more: the median of three."""
+    times = []
+    for _ in range(3):
+        machine.synchronize()
+        start = time.perf_counter()
+        build()
+        machine.synchronize()
+        times.append((time.perf_counter() - start) * 1e3)
+    return statistics.median(times)
 
 
 def _mask_mod(variant: Variant, inputs: Inputs) -> Callable[..., Array] | None:
