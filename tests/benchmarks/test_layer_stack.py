@@ -1,4 +1,4 @@
-"""Layers of Llama with the attention of several libraries: the exact stack, and what is reported."""
+"""Layers of Llama with the attention of several libraries: what is exact, and what is reported."""
 
 from __future__ import annotations
 
