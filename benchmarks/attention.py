@@ -28,14 +28,14 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 import attngen
+from attngen.bench.machines import Machine, open_machine
+from attngen.bench.timing import Plan
 from benchmarks import environment
 from benchmarks.cells import SUITES, Cell, make_cells, select_cells, shrink
 from benchmarks.cold import measure_cold
-from benchmarks.machines import Machine, open_machine
 from benchmarks.peers import DEFAULT_SCHEDULE, PEERS, make_peer
 from benchmarks.report import render_report
 from benchmarks.run_cell import DeviceLostError, Lane, run_cell
-from benchmarks.timing import Plan
 
 __all__ = ["Results", "choose_path", "describe_run", "fits", "main", "make_lanes", "run_cells"]
 

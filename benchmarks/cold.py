@@ -22,8 +22,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
+from attngen.bench.machines import Machine, open_machine
 from benchmarks.cells import Cell, make_cells, shrink
-from benchmarks.machines import Machine, open_machine
 from benchmarks.peers import Peer, RefusedError, make_peer
 from benchmarks.run_cell import check_once, describe_error, make_expected, make_inputs
 from benchmarks.variants import make_variant

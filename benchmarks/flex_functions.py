@@ -26,16 +26,17 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, TypeAlias, final
 
+from attngen.bench.libraries import build_block_mask, call_flex, swap
+from attngen.bench.machines import Machine, Timer, open_machine
+from attngen.bench.timing import Plan, Times, measure
 from attngen.record import record
 from benchmarks import environment
 from benchmarks.attention import RESULTS, Results, choose_path, describe_run, fits
 from benchmarks.cold import measure_process
 from benchmarks.functions import FUNCTIONS, Function, Made, Size
-from benchmarks.machines import Machine, Timer, open_machine
-from benchmarks.peers import compiled_flex_attention, make_peer, time_once_more
+from benchmarks.peers import make_peer
 from benchmarks.report import geometric_mean
 from benchmarks.run_cell import DeviceLostError, describe_error
-from benchmarks.timing import Plan, Times, measure
 
 __all__ = ["LANES", "Expected", "choose_functions", "expect", "main", "render", "run_function"]
 
@@ -138,36 +139,13 @@ def make_call(
             return flex_attention(q, k, v, score_mod, mask_mod=mask_mod, engine=engine)
 
         return own, None
-    attend = compiled_flex_attention(machine)
-    block_mask, mask_ms = build_block_mask(made, q, k, machine)
-    options = {"BACKEND": "FLASH"} if lane == "flex_flash" else None
-
-    def call() -> Tensor:
-        return attend(q, k, v, made.score_mod, block_mask, kernel_options=options)
-
-    return call, mask_ms
-
-
-def build_block_mask(made: Made, q: Tensor, k: Tensor, machine: Machine) -> tuple[Any, Any]:
-    """The block mask, and the milliseconds to make it once more.
-
-    Where each head has its own, the function is compiled, as the mask of all pairs at once would
-    not fit.
-    """
-    if made.mask_mod is None:
-        return None, None
-    import torch
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    create: Any = create_block_mask
-    if made.varies and machine.kind == "cuda":
-        create = torch.compile(create_block_mask)
-    B, H = q.shape[:2] if made.varies else (None, None)
-
-    def build() -> Any:
-        return create(made.mask_mod, B, H, q.shape[2], k.shape[2], device=machine.kind)
-
-    return build(), time_once_more(build, machine)
+    block_mask, mask_ms = None, None
+    if made.mask_mod is not None:
+        B, H = q.shape[:2] if made.varies else (None, None)
+        lengths = q.shape[2], k.shape[2]
+        block_mask, mask_ms = build_block_mask(made.mask_mod, B, H, *lengths, machine)
+    in_rows = (swap(x) for x in (q, k, v))
+    return call_flex(lane, machine, *in_rows, made.score_mod, block_mask), mask_ms
 
 
 def make_operands(made: Made, size: Size, machine: Machine) -> tuple[Tensor, Tensor, Tensor]:
@@ -269,14 +247,14 @@ def time_first_result(
     q, k, v = make_operands(made, size, machine)
     machine.synchronize()
     start = time.perf_counter()
-    output = make_call_once(lane, made, q, k, v, machine)
+    output = call_once(lane, made, q, k, v, machine)
     machine.synchronize()
     ms, process_ms = (time.perf_counter() - start) * 1e3, (time.time() - started) * 1e3
     verdict = judge(output, expect(made, q, k, v), _LIMITS[lane])
     return {"ms": round(ms, 1), "process_ms": round(process_ms, 1), **verdict}
 
 
-def make_call_once(lane: str, made: Made, q: Tensor, k: Tensor, v: Tensor, machine: Machine) -> Any:
+def call_once(lane: str, made: Made, q: Tensor, k: Tensor, v: Tensor, machine: Machine) -> Any:
     """The result of one call; its block mask is built once."""
     if lane == "attngen":
         return make_call(lane, made, q, k, v, machine)[0]()
@@ -287,9 +265,8 @@ def make_call_once(lane: str, made: Made, q: Tensor, k: Tensor, v: Tensor, machi
         B, H = q.shape[:2] if made.varies else (None, None)
         lengths = q.shape[2], k.shape[2]
         block_mask = create_block_mask(made.mask_mod, B, H, *lengths, device=machine.kind)
-    options = {"BACKEND": "FLASH"} if lane == "flex_flash" else None
-    attend = compiled_flex_attention(machine)
-    return attend(q, k, v, made.score_mod, block_mask, kernel_options=options)
+    in_rows = (swap(x) for x in (q, k, v))
+    return call_flex(lane, machine, *in_rows, made.score_mod, block_mask)()
 
 
 def run_cold(function: Function, lanes: Sequence[str], machine: Machine) -> list[Record]:

@@ -21,12 +21,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final, TypeAlias, final
 
+from attngen.bench.machines import Machine, Timer, open_machine
+from attngen.bench.timing import Plan, Times, measure
 from attngen.record import record
 from benchmarks import environment
 from benchmarks.attention import RESULTS, Results, choose_path, describe_run
-from benchmarks.machines import Machine, Timer, open_machine
 from benchmarks.peers import make_peer
-from benchmarks.timing import Plan, Times, measure
 
 __all__ = ["LANES", "Shape", "Stack", "main", "make_attend", "make_stack", "render"]
 

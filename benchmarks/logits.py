@@ -24,12 +24,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, TypeAlias, final
 
+from attngen.bench.machines import Machine, open_machine
+from attngen.bench.timing import Plan
 from attngen.record import record
 from benchmarks import environment
 from benchmarks.attention import RESULTS, Results, choose_path, describe_run
-from benchmarks.machines import Machine, open_machine
 from benchmarks.run_cell import describe_error
-from benchmarks.timing import Plan
 
 __all__ = ["MODELS", "Problem", "main", "measure_model", "render"]
 
