@@ -35,7 +35,7 @@ from attngen.ir.expr import (
 )
 from attngen.ir.functions import FUNCTIONS
 from attngen.ir.interval import Interval
-from attngen.ir.traverse import fold_up, postorder
+from attngen.ir.traverse import children, postorder
 from attngen.record import record
 
 __all__ = ["FlexFunctions", "NotExpressibleError", "as_flex_functions", "plain_mask"]
@@ -59,6 +59,10 @@ _COMPARE: Final[Mapping[CompareOp, Callable[[Value, Value], Value]]] = {
     CompareOp.GE: operator.ge,
     CompareOp.GT: operator.gt,
 }
+
+
+_SYMBOLS: Final = ("s", "b", "h", "hkv", "q", "qpos", "kv")
+_VARYING: Final = frozenset({"b", "h", "hkv"})
 
 
 class NotExpressibleError(Exception):
@@ -95,27 +99,29 @@ def as_flex_functions(
     if attention.length_q is not None or attention.length_kv is not None:
         raise NotExpressibleError("FlexAttention has one length for all sequences of a batch")
     writer = _Writer(attention, sizes, params, tensors)
-    scale = writer.value(attention.scale, {}) if not _indices(attention.scale) else None
-    scores, mask = attention.scores, attention.mask
+    scale = writer.steps(attention.scale)
+    scores = [writer.steps(score) for score in attention.scores]
+    mask = None if attention.mask is None else writer.steps(attention.mask)
+    fixed_scale = scale.constant
 
     def score_mod(s: Value, b: Value, h: Value, q_idx: Value, kv_idx: Value) -> Value:
         indices = writer.indices(b, h, q_idx, kv_idx)
-        if scale is None:
-            s = s * writer.value(attention.scale, indices)
+        if fixed_scale is None:
+            s = s * scale(s, *indices)
         for score in scores:
-            s = writer.value(score, {**indices, "s": s})
+            s = score(s, *indices)
         return s
 
     def mask_mod(b: Value, h: Value, q_idx: Value, kv_idx: Value) -> Value:
         assert mask is not None
-        attends = writer.value(mask, writer.indices(b, h, q_idx, kv_idx))
+        attends = mask(None, *writer.indices(b, h, q_idx, kv_idx))
         return (q_idx >= 0) & attends  # a tensor, also where sizes alone decide
 
     return FlexFunctions(
-        score_mod if scores or scale is None else None,
+        score_mod if scores or fixed_scale is None else None,
         None if mask is None else mask_mod,
-        1.0 if scale is None else float(scale),
-        mask is not None and not _indices(mask).isdisjoint({"b", "h", "hkv"}),
+        1.0 if fixed_scale is None else float(fixed_scale),
+        attention.mask is not None and not _VARYING.isdisjoint(_indices(attention.mask)),
     )
 
 
@@ -149,8 +155,29 @@ def _indices(e: Expr) -> set[str]:
 
 
 @final
+@record(eq=False)
+class _Steps:
+    """An expression as one operation after the other, which PyTorch's compiler unrolls.
+
+    The list of values begins with `s` and the indices, then `constants`; each step puts one behind
+    it, of the values at its places.  `constant` is the expression's value where it needs no step.
+    """
+
+    constants: tuple[Value, ...]
+    steps: tuple[tuple[Callable[..., Value], tuple[int, ...]], ...]
+    last: int
+    constant: Value | None
+
+    def __call__(self, *symbols: Value) -> Value:
+        values = [*symbols, *self.constants]
+        for operation, places in self.steps:
+            values.append(operation(*[values[place] for place in places]))
+        return values[self.last]
+
+
+@final
 class _Writer:
-    """Evaluates expressions of one problem on tensors of PyTorch."""
+    """Writes the expressions of one problem; what sizes and params decide is computed here."""
 
     def __init__(
         self,
@@ -166,93 +193,147 @@ class _Writer:
         ranges = launch_ranges(attention, sizes, params)
         self._ranges = infer_ranges(attention.expressions(), ranges, attention)
 
-    def indices(self, b: Value, h: Value, q: Value, kv: Value) -> dict[str, Value]:
-        """The indices of the language, from those of FlexAttention."""
+    def indices(self, b: Value, h: Value, q: Value, kv: Value) -> tuple[Value, ...]:
+        """The indices of the language in the order of `_SYMBOLS`, from those of FlexAttention."""
         qpos = q + self._first_position if self._first_position else q
-        return {"b": b, "h": h, "hkv": h // self._group, "q": q, "qpos": qpos, "kv": kv}
+        return b, h, h // self._group, q, qpos, kv
 
-    def value(self, e: Expr, symbols: Mapping[str, Value]) -> Value:
-        import torch
+    def steps(self, e: Expr) -> _Steps:
+        known: dict[int, Value] = {}  # values of nodes that are constant
+        order: dict[int, int] = {}  # numbers of the steps of all others
+        steps: list[tuple[Callable[..., Value], tuple[Expr, ...]]] = []
+        symbols: dict[int, int] = {}
+        for node in postorder(e):
+            operands = children(node)
+            if isinstance(node, Symbol) and node.name in _SYMBOLS:
+                symbols[id(node)] = _SYMBOLS.index(node.name)
+            elif all(id(child) in known for child in operands):
+                known[id(node)] = self._operation(node)(*(known[id(c)] for c in operands))
+            else:
+                order[id(node)] = len(steps)
+                steps.append((self._operation(node), operands))
+        constants = list(known)
+        first_step = len(_SYMBOLS) + len(constants)
 
-        def combine(node: Expr, operands: tuple[Value, ...]) -> Value:
-            match node:
-                case Const(value):
-                    return value
-                case Symbol(name):
-                    return symbols[name] if name in symbols else self._known[name]
-                case Load():
-                    return self._load(node, operands)
-                case Let():
-                    return operands[0]
-                case Negate():
-                    return -operands[0]
-                case Not():
-                    return not operands[0] if isinstance(operands[0], bool) else ~operands[0]
-                case Binary(op):
-                    return _BINARY[op](*operands)
-                case Compare(op):
-                    return _COMPARE[op](*operands)
-                case Logical(op):
-                    joined = operator.and_ if op is LogicalOp.AND else operator.or_
-                    return reduce(joined, operands)
-                case Select():
-                    condition, then, otherwise = operands
-                    if isinstance(condition, bool):
-                        return then if condition else otherwise
-                    return torch.where(condition, then, otherwise)
-                case ToFloat():
-                    (found,) = operands
-                    is_tensor = isinstance(found, torch.Tensor)
-                    return found.to(torch.float32) if is_tensor else float(found)
-                case Call(function):
-                    return _call(torch, function, operands)
-                case _:
-                    assert_never(node)
+        def place(node: Expr) -> int:
+            if id(node) in symbols:
+                return symbols[id(node)]
+            if id(node) in known:
+                return len(_SYMBOLS) + constants.index(id(node))
+            return first_step + order[id(node)]
 
-        return fold_up(e, combine)
+        placed = tuple((f, tuple(place(child) for child in operands)) for f, operands in steps)
+        return _Steps(tuple(known.values()), placed, place(e), known.get(id(e)))
 
-    def _load(self, node: Load, operands: tuple[Value, ...]) -> Value:
-        """An element; dimensions that are 1 or absent in the argument are read at 0."""
-        import torch
+    def _operation(self, node: Expr) -> Callable[..., Value]:
+        """What makes the value of a node of those of its operands."""
+        match node:
+            case Const(value):
+                return lambda: value
+            case Symbol(name):
+                return lambda: self._known[name]
+            case Load():
+                return self._load(node)
+            case Let():
+                return lambda value: value
+            case Negate():
+                return operator.neg
+            case Not():
+                return _negate
+            case Binary(op):
+                return _BINARY[op]
+            case Compare(op):
+                return _COMPARE[op]
+            case Logical(LogicalOp.AND):
+                return lambda *conditions: reduce(operator.and_, conditions)
+            case Logical():
+                return lambda *conditions: reduce(operator.or_, conditions)
+            case Select():
+                return _select
+            case ToFloat():
+                return _to_float
+            case Call(function):
+                return lambda *arguments: _call(function, arguments)
+            case _:
+                assert_never(node)
 
+    def _load(self, node: Load) -> Callable[..., Value]:
+        """Reads an element; dimensions that are 1 or absent in the argument are read at 0."""
         tensor = self._tensors[node.tensor]
         lead = len(node.indices) - tensor.dim()
-        places = []
-        pairs = zip(node.indices[lead:], operands[lead:], tensor.shape, strict=True)
-        for expression, found, size in pairs:
-            place = 0 if size == 1 else found
-            if isinstance(place, torch.Tensor) and not self._is_inside(expression, size):
-                place = place.clamp(0, size - 1)
-            places.append(place)
-        element = tensor[tuple(places)]
-        return element.to(torch.float32) if element.is_floating_point() else element
+        sizes, is_float = tuple(tensor.shape), tensor.is_floating_point()
+        is_inside = [
+            self._is_inside(index, size)
+            for index, size in zip(node.indices[lead:], sizes, strict=True)
+        ]
+
+        def load(*indices: Value) -> Value:
+            places = []
+            for index, size, inside in zip(indices[lead:], sizes, is_inside, strict=True):
+                if size == 1:
+                    places.append(0)
+                elif inside or isinstance(index, int):
+                    places.append(index)
+                else:
+                    places.append(index.clamp(0, size - 1))
+            element = tensor[tuple(places)]
+            return _to_float(element) if is_float else element
+
+        return load
 
     def _is_inside(self, index: Expr, size: int) -> bool:
         found: Interval = self._ranges[id(index)]
         return found.low >= 0 and found.high < size
 
 
-def _call(torch: Any, function: str, arguments: tuple[Value, ...]) -> Value:
-    if not any(isinstance(x, torch.Tensor) for x in arguments):
+def _is_number(value: Value) -> bool:
+    return isinstance(value, bool | int | float)
+
+
+def _negate(condition: Value) -> Value:
+    return not condition if _is_number(condition) else ~condition
+
+
+def _select(condition: Value, then: Value, otherwise: Value) -> Value:
+    import torch
+
+    if _is_number(condition):
+        return then if condition else otherwise
+    return torch.where(condition, then, otherwise)
+
+
+def _to_float(value: Value) -> Value:
+    import torch
+
+    return float(value) if _is_number(value) else value.to(torch.float32)
+
+
+def _call(function: str, arguments: tuple[Value, ...]) -> Value:
+    """A builtin function of numbers, or of tensors and numbers."""
+    import torch
+
+    if all(_is_number(x) for x in arguments):
         return FUNCTIONS[function].numpy(*arguments).item()
     match function:
         case "min" | "max":
             least = torch.minimum if function == "min" else torch.maximum
-            return reduce(lambda a, b: least(*_as_tensors(torch, a, b)), arguments)
+            return reduce(lambda a, b: least(*_as_tensors(a, b)), arguments)
         case "clamp":
             x, low, high = arguments
-            raised = torch.maximum(*_as_tensors(torch, x, low))
-            return torch.minimum(*_as_tensors(torch, raised, high))
+            raised = torch.maximum(*_as_tensors(x, low))
+            return torch.minimum(*_as_tensors(raised, high))
         case "floor":
             return torch.floor(arguments[0]).to(torch.int64)
         case "bit":
-            word, i = _as_tensors(torch, *arguments)
+            word, i = _as_tensors(*arguments)
             is_there = (i >= 0) & (i < 64)
             return is_there & (((word >> i.clamp(0, 63)) & 1) == 1)
     return getattr(torch, function)(*arguments)
 
 
-def _as_tensors(torch: Any, *values: Value) -> tuple[Value, ...]:
+def _as_tensors(*values: Value) -> tuple[Value, ...]:
     """Numbers as tensors beside one that is a tensor already."""
-    like = next(x for x in values if isinstance(x, torch.Tensor))
-    return tuple(x if isinstance(x, torch.Tensor) else torch.full_like(like, x) for x in values)
+    import torch
+
+    like = next(x for x in values if not _is_number(x))
+    return tuple(torch.full_like(like, x) if _is_number(x) else x for x in values)

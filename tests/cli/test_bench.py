@@ -122,3 +122,14 @@ def test_flexattention_refuses_what_it_cannot_say(tmp_path: Path) -> None:
     path = write(tmp_path, "attention a {\n    head_dim 16\n    weights sigmoid\n}\n")
     found = results(path, *DRY, "--peers", "flex")
     assert "neither sinks nor other weights" in found["flex"]["reason"]
+
+
+@pytest.mark.usefixtures("torch")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["alibi", "longformer", "t5"])
+def test_flexattention_compiles_what_a_spec_becomes(name: str) -> None:
+    """Its own tracing, which follows fewer operations of Python than a plain call."""
+    path = Path(__file__).parents[2] / "examples" / f"{name}.attn"
+    found = results(path, "--device", "numpy", "--peers", "flex")
+    assert found["flex"]["reason"] is None
+    assert found["flex"]["fraction"] <= 4
