@@ -144,8 +144,8 @@ def make_call(
         B, H = q.shape[:2] if made.varies else (None, None)
         lengths = q.shape[2], k.shape[2]
         block_mask, mask_ms = build_block_mask(made.mask_mod, B, H, *lengths, machine)
-    in_rows = (swap(x) for x in (q, k, v))
-    return call_flex(lane, machine, *in_rows, made.score_mod, block_mask), mask_ms
+    q, k, v = (swap(x) for x in (q, k, v))
+    return call_flex(lane, machine, q, k, v, made.score_mod, block_mask), mask_ms
 
 
 def make_operands(made: Made, size: Size, machine: Machine) -> tuple[Tensor, Tensor, Tensor]:
@@ -176,8 +176,9 @@ def run_function(
     records: dict[str, Record] = {}
     timers: dict[str, Timer] = {}
     for lane in lanes:
-        about = {"suite": SUITE, "cell": function.name, "peer": lane, "lane": lane, "ms": None}
+        about: Record = {"suite": SUITE, "cell": function.name, "peer": lane, "lane": lane}
         about |= {"B": size.B, "H": size.H, "Sq": q.shape[2], "Skv": k.shape[2], "D": q.shape[3]}
+        about["ms"] = None
         try:
             start = time.perf_counter()
             call, mask_ms = make_call(lane, made, q, k, v, machine)
@@ -265,8 +266,8 @@ def call_once(lane: str, made: Made, q: Tensor, k: Tensor, v: Tensor, machine: M
         B, H = q.shape[:2] if made.varies else (None, None)
         lengths = q.shape[2], k.shape[2]
         block_mask = create_block_mask(made.mask_mod, B, H, *lengths, device=machine.kind)
-    in_rows = (swap(x) for x in (q, k, v))
-    return call_flex(lane, machine, *in_rows, made.score_mod, block_mask)()
+    q, k, v = (swap(x) for x in (q, k, v))
+    return call_flex(lane, machine, q, k, v, made.score_mod, block_mask)()
 
 
 def run_cold(function: Function, lanes: Sequence[str], machine: Machine) -> list[Record]:

@@ -281,8 +281,9 @@ def render(records: Sequence[Mapping[str, Any]]) -> str:
     for r in lanes:
         graph, eager = (_milliseconds(r.get(f"{mode}_ms")) for mode in ("graph", "eager"))
         lines.append(f"| {r['lane']} | {graph} | {eager} | {r['rms_err']:.3g} |")
-    lines += ["", *(_compare(lanes, name) for name in ("graph_ms", "eager_ms", "rms_err"))]
-    return "\n".join(line for line in lines if line is not None) + "\n"
+    compared = (_compare(lanes, name) for name in ("graph_ms", "eager_ms", "rms_err"))
+    lines += ["", *(line for line in compared if line is not None)]
+    return "\n".join(lines) + "\n"
 
 
 def _compare(lanes: Sequence[Mapping[str, Any]], name: str) -> str | None:
