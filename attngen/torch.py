@@ -111,19 +111,29 @@ def _is_watched(*arguments: Any) -> bool:
     Dispatch modes, `vmap`, `jit.trace` and the like add keys to those that this thread includes
     in every dispatch.
     """
-    if _included_keys().raw_repr() not in _EAGER_KEYS or has_torch_function_variadic(*arguments):
+    if _EAGER_KEYS is None or _included_keys().raw_repr() not in _EAGER_KEYS:
+        return True
+    if has_torch_function_variadic(*arguments):
         return True
     return any(isinstance(x, torch.Tensor) and type(x) not in _PLAIN_TYPES for x in arguments)
 
 
-_included_keys: Final[Any] = torch._C._dispatch_tls_local_include_set
-_BACKEND: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)
-_EAGER_KEYS: Final = frozenset(
-    {
-        _BACKEND.raw_repr(),  # in `inference_mode`
-        _BACKEND.add(torch._C.DispatchKey.ADInplaceOrView).raw_repr(),
-    }
-)
+def _find_eager_keys() -> frozenset[int] | None:
+    """The keys that eager mode includes, with and without `inference_mode`.
+
+    They are private to PyTorch.  None where it has others; then every call is the operator's.
+    """
+    try:
+        torch._C._dispatch_tls_local_include_set().raw_repr()  # what `_is_watched` asks
+        eager = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)
+        views = torch._C.DispatchKey.ADInplaceOrView
+        return frozenset({eager.raw_repr(), eager.add(views).raw_repr()})
+    except AttributeError:
+        return None
+
+
+_EAGER_KEYS: Final = _find_eager_keys()
+_included_keys: Final[Any] = getattr(torch._C, "_dispatch_tls_local_include_set", None)
 
 
 def _define(kernel: Kernel, layout: Layout, wanted: tuple[str, ...]) -> Any:

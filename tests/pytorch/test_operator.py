@@ -210,6 +210,15 @@ def test_alone_a_call_goes_to_the_kernel_at_once(mode: Any) -> None:
     assert len(seen) == 1  # the second
 
 
+def test_a_pytorch_with_other_keys_dispatches_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attngen.torch, "_EAGER_KEYS", None)
+    operator = attngen.torch.operator(attngen.compile_text(CAUSAL, engine="numpy"))
+    seen = count_dispatches(operator)
+    q, k, v = operands()
+    assert operator(q, k, v).shape == q.shape
+    assert len(seen) == 1
+
+
 def count_dispatches(operator: attngen.torch.Operator) -> list[Any]:
     """Every call of the operator that PyTorch dispatches from now on."""
     seen, plain = [], operator._plain
