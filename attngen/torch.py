@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeAlias, final, get_args
 
 import torch
+from torch.overrides import has_torch_function_variadic
 
 from attngen.api import Kernel, Layout
 from attngen.backend.errors import GradientRequired
@@ -33,6 +34,7 @@ _SCHEMA_TYPES: Final = {
     ScalarType.FLOAT: "float",
     ScalarType.BOOL: "bool",
 }
+_PLAIN_TYPES: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 _defined: Final[dict[str, Any]] = {}
 """The operators of this process by name; PyTorch takes each name once."""
 _lock: Final = threading.Lock()
@@ -54,7 +56,8 @@ class Operator:
     """What `operator` gives; it is called like its kernel, with tensors of PyTorch.
 
     Two operators of equal kernels are one for PyTorch, so that what `torch.compile` made of one
-    serves the other.
+    serves the other.  A call that nobody watches goes to the kernel at once: PyTorch's dispatcher
+    would get there too, after 8 microseconds.
     """
 
     def __init__(self, kernel: Kernel, layout: Layout) -> None:
@@ -76,6 +79,10 @@ class Operator:
         named:   the captured tensors and params of the variant, by name.
         Errors:  A606 while gradients are recorded and an argument requires one.
         """
+        if not named.keys() <= self._named:
+            split_arguments(self.kernel.attention, named)  # raises
+        if not torch.compiler.is_compiling() and not _is_watched(q, k, v, *named.values()):
+            return self.kernel(q, k, v, return_lse=return_lse, layout=self.layout, **named)
         for name, x in (("q", q), ("k", k), ("v", v), *named.items()):
             if torch.is_grad_enabled() and isinstance(x, torch.Tensor) and x.requires_grad:
                 raise AttnError(GradientRequired(None, name))
@@ -85,8 +92,6 @@ class Operator:
                 reason = f"`weights {self.kernel.attention.row_state.name}` has no log-sum-exp"
                 raise AttnError(ReservedArgument(None, "return_lse", reason))
             call = self._with_lse
-        if not named.keys() <= self._named:
-            split_arguments(self.kernel.attention, named)  # raises
         given: list[Any] = []
         for name in self._tensors:
             if name not in named:
@@ -98,6 +103,37 @@ class Operator:
             given.append(named.get(name, default))
         results = call(q, k, v, *given)
         return results[0] if len(results) == 1 else tuple(results)
+
+
+def _is_watched(*arguments: Any) -> bool:
+    """Whether a call has to be an operator's: for a mode, a transform or a tensor of another type.
+
+    Dispatch modes, `vmap`, `jit.trace` and the like add keys to those that this thread includes
+    in every dispatch.
+    """
+    if _EAGER_KEYS is None or _included_keys().raw_repr() not in _EAGER_KEYS:
+        return True
+    if has_torch_function_variadic(*arguments):
+        return True
+    return any(isinstance(x, torch.Tensor) and type(x) not in _PLAIN_TYPES for x in arguments)
+
+
+def _find_eager_keys() -> frozenset[int] | None:
+    """The keys that eager mode includes, with and without `inference_mode`.
+
+    They are private to PyTorch.  None where it has others; then every call is the operator's.
+    """
+    try:
+        torch._C._dispatch_tls_local_include_set().raw_repr()  # what `_is_watched` asks
+        eager = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)
+        views = torch._C.DispatchKey.ADInplaceOrView
+        return frozenset({eager.raw_repr(), eager.add(views).raw_repr()})
+    except AttributeError:
+        return None
+
+
+_EAGER_KEYS: Final = _find_eager_keys()
+_included_keys: Final[Any] = getattr(torch._C, "_dispatch_tls_local_include_set", None)
 
 
 def _define(kernel: Kernel, layout: Layout, wanted: tuple[str, ...]) -> Any:

@@ -28,16 +28,16 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 import attngen
+from attngen.bench.machines import Machine, open_machine
+from attngen.bench.timing import Plan
 from benchmarks import environment
 from benchmarks.cells import SUITES, Cell, make_cells, select_cells, shrink
 from benchmarks.cold import measure_cold
-from benchmarks.machines import Machine, open_machine
 from benchmarks.peers import DEFAULT_SCHEDULE, PEERS, make_peer
 from benchmarks.report import render_report
 from benchmarks.run_cell import DeviceLostError, Lane, run_cell
-from benchmarks.timing import Plan
 
-__all__ = ["Results", "choose_path", "fits", "main", "make_lanes", "run_cells"]
+__all__ = ["Results", "choose_path", "describe_run", "fits", "main", "make_lanes", "run_cells"]
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 RESULTS: Final = ROOT / "benchmarks" / "results"
@@ -141,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with nullcontext() if path is None else path.open("w", encoding="utf-8") as file:
         results = Results(file)
         plan = _DRY_PLAN if is_dry else Plan()
-        results.write(_describe(machine, missing, plan, given))
+        results.write(describe_run(machine, missing, plan, given.seed))
         is_lost = _run_to_the_end(cells, lanes, machine, plan, given, results)
     report = render_report(results.records)
     if path is None:
@@ -208,9 +208,10 @@ def _own_lane(text: str, machine: Machine, count: int) -> Lane:
     return Lane(name, make_peer("attngen", machine, schedule), schedule)
 
 
-def _describe(
-    machine: Machine, missing: Mapping[str, str], plan: Plan, given: argparse.Namespace
+def describe_run(
+    machine: Machine, missing: Mapping[str, str], plan: Plan, seed: int
 ) -> dict[str, Any]:
+    """The first line of a results file: what a time depends on beside the code."""
     return {
         "suite": "environment",
         "date": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
@@ -221,7 +222,7 @@ def _describe(
         "clocks": environment.read_clocks(),
         "missing": dict(missing),
         "plan": asdict(plan),
-        "seed": given.seed,
+        "seed": seed,
     }
 
 

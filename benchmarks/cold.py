@@ -22,23 +22,26 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
+from attngen.bench.machines import Machine, open_machine
 from benchmarks.cells import Cell, make_cells, shrink
-from benchmarks.machines import Machine, open_machine
 from benchmarks.peers import Peer, RefusedError, make_peer
 from benchmarks.run_cell import check_once, describe_error, make_expected, make_inputs
 from benchmarks.variants import make_variant
 
-__all__ = ["main", "measure_cold", "time_first_calls"]
+__all__ = ["main", "measure_cold", "measure_process", "time_first_calls"]
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 _CACHES: Final = {
     "ATTNGEN_CACHE_DIR": "attngen",
     "CUDA_CACHE_PATH": "cuda",
-    "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": "cute",
+    "CUTE_DSL_CACHE_DIR": "cute",
+    "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": "fa4",
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "TRITON_CACHE_DIR": "triton",
 }
 """Where each compiler keeps what it made, by the variable that says so."""
+_SWITCHES: Final = {"ATTNGEN_CACHE": "1", "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1"}
+"""What makes those keep it that do not by themselves; FA4 does not."""
 _LIMIT_S: Final = 300.0
 
 
@@ -48,27 +51,36 @@ def measure_cold(
     """A record of the suite `cold`.
 
     ms:             the first call, with nothing cached.
+    process_ms:     from the start of that process to its result, PyTorch's import included.
     new_length_ms:  the first call at another length in that process.
     cached_ms:      the first call of a second process.
     """
     about = {**asdict(cell), "cell": cell.name, "mask": "causal", "peer": peer}
-    with tempfile.TemporaryDirectory() as folder:
-        caches = {name: str(Path(folder, part)) for name, part in _CACHES.items()}
-        first = _run(peer, machine.kind, schedule, caches)
-        if first["ms"] is None:
-            return {**about, **first}
-        second = _run(peer, machine.kind, schedule, caches)
-    return {**about, **first, "cached_ms": second["ms"]}
-
-
-def _run(peer: str, device: str, schedule: str | None, caches: Mapping[str, str]) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.cold", peer, "--device", device]
+    command = ["benchmarks.cold", peer, "--device", machine.kind]
     if schedule is not None:
         command += ["--schedule", schedule]
-    environment = {**os.environ, "ATTNGEN_CACHE": "1", **caches}
+    return {**about, **measure_process(command)}
+
+
+def measure_process(command: Sequence[str]) -> dict[str, Any]:
+    """What a module prints in a fresh process with empty disk caches; `cached_ms` of a second.
+
+    command:  the module and its arguments; `--started`, the time of day, is put behind them.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        caches = {name: str(Path(folder, part)) for name, part in _CACHES.items()}
+        first = _run(command, caches)
+        if first["ms"] is None:
+            return first
+        return {**first, "cached_ms": _run(command, caches)["ms"]}
+
+
+def _run(command: Sequence[str], caches: Mapping[str, str]) -> dict[str, Any]:
+    environment = {**os.environ, **_SWITCHES, **caches}
+    whole = [sys.executable, "-m", *command, "--started", repr(time.time())]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=_LIMIT_S
+            whole, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=_LIMIT_S
         )
     except subprocess.TimeoutExpired:
         return {"ms": None, "reason": f"no answer within {_LIMIT_S:.0f} s"}
@@ -80,8 +92,13 @@ def _run(peer: str, device: str, schedule: str | None, caches: Mapping[str, str]
     return found
 
 
-def time_first_calls(peer: Peer, cell: Cell, machine: Machine) -> dict[str, Any]:
-    """Time the first call, check its result, and time the first call at 3/4 of the length."""
+def time_first_calls(
+    peer: Peer, cell: Cell, machine: Machine, started: float | None = None
+) -> dict[str, Any]:
+    """Time the first call, check its result, and time the first call at 3/4 of the length.
+
+    started:  the time of day when the process was started.
+    """
     variant = make_variant(cell)
     inputs = make_inputs(cell, variant, machine, 0)
     shorter = replace(cell, S=cell.S * 3 // 4)
@@ -92,6 +109,7 @@ def time_first_calls(peer: Peer, cell: Cell, machine: Machine) -> dict[str, Any]
     prepared.call()
     machine.synchronize()
     first_ms = (time.perf_counter() - start) * 1e3
+    process_ms = None if started is None else round((time.time() - started) * 1e3, 2)
     start = time.perf_counter()
     peer.prepare(shorter, make_variant(shorter), other).call()
     machine.synchronize()
@@ -102,6 +120,7 @@ def time_first_calls(peer: Peer, cell: Cell, machine: Machine) -> dict[str, Any]
         "kernel": prepared.kernel,
         "schedule": prepared.schedule,
         "ms": round(first_ms, 2),
+        "process_ms": process_ms,
         "new_length_ms": round(new_length_ms, 2),
         "max_err": verdict.max_err,
     }
@@ -112,6 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("peer")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--schedule")
+    parser.add_argument("--started", type=float, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     machine = open_machine(given.device)
     (cell,) = make_cells(["cold"])
@@ -119,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         cell = shrink(cell)
     try:
         peer = make_peer(given.peer, machine, given.schedule)
-        result = time_first_calls(peer, cell, machine)
+        result = time_first_calls(peer, cell, machine, given.started)
     except RefusedError as refusal:
         result = {"ms": None, "reason": str(refusal)}
     except Exception as error:

@@ -13,6 +13,8 @@ from typing import Final
 __all__ = ["describe_machine", "file_stem", "installed_versions", "parse_clocks", "read_clocks"]
 
 _PACKAGES: Final = (
+    "apache-tvm-ffi",
+    "attn-gym",
     "attngen",
     "cupy-cuda13x",
     "fa3-fwd",
@@ -25,6 +27,7 @@ _PACKAGES: Final = (
     "quack-kernels",
     "tokenspeed-fa3",
     "torch",
+    "transformers",
     "triton",
 )
 

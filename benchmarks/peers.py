@@ -9,16 +9,25 @@ are and the others as a transposed view.
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from itertools import accumulate
 from typing import Any, Final, Protocol, final
 
+from attngen.bench.libraries import (
+    FLASH,
+    build_block_mask,
+    call_flash,
+    call_flex,
+    call_sdpa,
+    first_of,
+    swap,
+    why_missing,
+    why_not_importable,
+)
+from attngen.bench.machines import Array, Machine
 from attngen.record import record
 from benchmarks.cells import Cell
-from benchmarks.machines import Array, Machine
 from benchmarks.variants import Native, Variant
 
 __all__ = [
@@ -88,36 +97,17 @@ def make_peer(name: str, machine: Machine, schedule: str | None = None) -> Peer:
     match name:
         case "attngen":
             return Attngen(machine, schedule)
-        case "fa2":
-            return _Sdpa("fa2", machine, "FLASH_ATTENTION")
-        case "cudnn":
-            return _Sdpa("cudnn", machine, "CUDNN_ATTENTION")
-        case "fa3":
-            return _FlashAttention("fa3", machine, "flash_attn_interface")
-        case "fa4":
-            return _FlashAttention("fa4", machine, "flash_attn.cute")
-        case "flex":
-            return _Flex("flex", machine, None)
-        case "flex_flash":
-            return _Flex("flex_flash", machine, "FLASH")
+        case "fa2" | "cudnn":
+            return _Sdpa(name, machine)
+        case "fa3" | "fa4":
+            return _FlashAttention(name, machine)
+        case "flex" | "flex_flash":
+            return _Flex(name, machine)
     raise ValueError(f"no peer {name!r}; there are {', '.join(PEERS)}")
 
 
 def _as_is(output: Array) -> Array:
     return output
-
-
-def _swap(array: Array) -> Array:
-    """[B, S, H, D] as [B, H, S, D], and back; a view."""
-    return array.transpose(1, 2)
-
-
-def _why_not_importable(module: str) -> str | None:
-    try:
-        import_module(module)
-    except Exception as error:  # a package that does not fit raises what it likes
-        return f"{module}: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    return None
 
 
 # ---- attngen -------------------------------------------------------------------------------
@@ -133,7 +123,7 @@ class Attngen:
         self._kernels: dict[tuple[str, str], Any] = {}
 
     def missing(self) -> str | None:
-        return None if self._machine.kind == "cpu" else _why_not_importable("cupy")
+        return None if self._machine.kind == "cpu" else why_not_importable("cupy")
 
     def prepare(self, cell: Cell, variant: Variant, inputs: Inputs) -> Prepared:
         kernel = self._kernel(variant.text, cell.dtype)
@@ -165,36 +155,20 @@ class Attngen:
 
 @final
 class _Sdpa:
-    def __init__(self, name: str, machine: Machine, backend: str) -> None:
+    def __init__(self, name: str, machine: Machine) -> None:
         self.name = name
         self._machine = machine
-        self._backend = backend
 
     def missing(self) -> str | None:
-        if not self._machine.has_torch:
-            return "PyTorch is not installed"
-        if self._machine.kind == "cpu" and self.name == "cudnn":
-            return "cuDNN needs a GPU"
-        return None
+        return why_missing(self.name, self._machine)
 
     def prepare(self, cell: Cell, variant: Variant, inputs: Inputs) -> Prepared:
         native = variant.native
         if native is None or not native.is_plain:
             raise RefusedError("scaled_dot_product_attention is full or causal here")
-        from torch.nn.attention import SDPBackend, sdpa_kernel
-        from torch.nn.functional import scaled_dot_product_attention
-
-        q, k, v = (_swap(x) for x in (inputs.q, inputs.k, inputs.v))
-        backend, is_causal = getattr(SDPBackend, self._backend), native.causal
-        enable_gqa = cell.Hq != cell.Hkv
-
-        def call() -> Array:
-            with sdpa_kernel(backend):
-                return scaled_dot_product_attention(
-                    q, k, v, is_causal=is_causal, enable_gqa=enable_gqa
-                )
-
-        return Prepared(call, _swap, f"sdpa {self._backend.lower()}")
+        call = call_sdpa(self.name, inputs.q, inputs.k, inputs.v, causal=native.causal)
+        backend = {"fa2": "flash_attention", "cudnn": "cudnn_attention"}[self.name]
+        return Prepared(call, swap, f"sdpa {backend}")
 
 
 # ---- the FlashAttention packages -----------------------------------------------------------
@@ -202,37 +176,33 @@ class _Sdpa:
 
 @final
 class _FlashAttention:
-    """FA3 and FA4, whose functions have the same names and options."""
+    """FA3 and FA4."""
 
-    def __init__(self, name: str, machine: Machine, module: str) -> None:
+    def __init__(self, name: str, machine: Machine) -> None:
         self.name = name
         self._machine = machine
-        self._module = module
+        self._module = FLASH[name]
 
     def missing(self) -> str | None:
-        if self._machine.kind == "cpu":
-            return "it needs a GPU"
-        return _why_not_importable(self._module)
+        return why_missing(self.name, self._machine)
 
     def prepare(self, cell: Cell, variant: Variant, inputs: Inputs) -> Prepared:
         native = variant.native
         if native is None:
             raise RefusedError(f"{self._module} has no option for {variant.name}")
-        module, options = import_module(self._module), _flash_options(native)
+        options = _flash_options(native)
         if native.documents is not None:
-            return self._prepare_documents(module, native.documents, options, inputs)
-
-        def call() -> Array:
-            return _first(module.flash_attn_func(inputs.q, inputs.k, inputs.v, **options))
-
+            return self._prepare_documents(native.documents, options, inputs)
+        call = call_flash(self.name, inputs.q, inputs.k, inputs.v, **options)
         return Prepared(call, _as_is, f"{self._module}.flash_attn_func")
 
     def _prepare_documents(
-        self, module: Any, documents: tuple[int, ...], options: dict[str, Any], inputs: Inputs
+        self, documents: tuple[int, ...], options: dict[str, Any], inputs: Inputs
     ) -> Prepared:
         """Packed documents are sequences of their own, all tokens in one row: [tokens, H, D]."""
         import numpy as np
 
+        module = import_module(self._module)
         q, k, v = (x.flatten(0, 1) for x in (inputs.q, inputs.k, inputs.v))
         ends = np.array([0, *accumulate(documents)], np.int32)
         offsets = self._machine.asarray(ends)
@@ -245,7 +215,7 @@ class _FlashAttention:
         }
 
         def call() -> Array:
-            return _first(module.flash_attn_varlen_func(q, k, v, **options))
+            return first_of(module.flash_attn_varlen_func(q, k, v, **options))
 
         def read(output: Array) -> Array:
             return output.unflatten(0, inputs.q.shape[:2])
@@ -263,99 +233,39 @@ def _flash_options(native: Native) -> dict[str, Any]:
     return options
 
 
-def _first(result: Any) -> Array:
-    """The output of a function that may return the log-sum-exp beside it."""
-    return result[0] if isinstance(result, tuple) else result
-
-
 # ---- FlexAttention -------------------------------------------------------------------------
 
 
 @final
 class _Flex:
-    """FlexAttention through Triton, or through FA4 with the backend "FLASH".
+    """FlexAttention through Triton, or through FA4 with the backend FLASH.
 
     On a CPU it runs without the compiler: a dry run of the same functions.
     """
 
-    def __init__(self, name: str, machine: Machine, backend: str | None) -> None:
+    def __init__(self, name: str, machine: Machine) -> None:
         self.name = name
         self._machine = machine
-        self._options = None if backend is None else {"BACKEND": backend}
-        self._compiled: Any = None
 
     def missing(self) -> str | None:
-        if not self._machine.has_torch:
-            return "PyTorch is not installed"
-        if self._options is not None:
-            if self._machine.kind == "cpu":
-                return "it needs a GPU"
-            return _why_not_importable("flash_attn.cute")
-        return None
+        return why_missing(self.name, self._machine)
 
     def prepare(self, cell: Cell, variant: Variant, inputs: Inputs) -> Prepared:
         if not variant.softmax:
             raise RefusedError("FlexAttention has softmax weights only")
-        attend = self._attend()
         block_mask, mask_ms = self._block_mask(cell, variant, inputs)
-        score_mod = _score_mod(variant, inputs)
-        q, k, v = (_swap(x) for x in (inputs.q, inputs.k, inputs.v))
-        enable_gqa, options = cell.Hq != cell.Hkv, self._options
-
-        def call() -> Array:
-            return attend(
-                q,
-                k,
-                v,
-                score_mod=score_mod,
-                block_mask=block_mask,
-                enable_gqa=enable_gqa,
-                kernel_options=options,
-            )
-
-        kernel = "flex_attention" if options is None else "flex_attention FLASH"
-        return Prepared(call, _swap, kernel, mask_ms=mask_ms)
-
-    def _attend(self) -> Any:
-        """`flex_attention`, compiled for each shape and function.
-
-        After some compilations PyTorch gives up and computes every pair without a fused kernel;
-        the limit is raised, and with `fullgraph` reaching it is an error.
-        """
-        from torch.nn.attention.flex_attention import flex_attention
-
-        if self._machine.kind == "cpu":
-            return flex_attention
-        if self._compiled is None:
-            import torch
-            import torch._dynamo
-
-            torch._dynamo.config.recompile_limit = 1000
-            torch._dynamo.config.accumulated_recompile_limit = 10000
-            self._compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
-        return self._compiled
+        q, k, v, score_mod = inputs.q, inputs.k, inputs.v, _score_mod(variant, inputs)
+        call = call_flex(self.name, self._machine, q, k, v, score_mod, block_mask)
+        kernel = {"flex": "flex_attention", "flex_flash": "flex_attention FLASH"}[self.name]
+        return Prepared(call, swap, kernel, mask_ms=mask_ms)
 
     def _block_mask(self, cell: Cell, variant: Variant, inputs: Inputs) -> tuple[Any, float | None]:
         """The block mask, and the milliseconds to make it once more."""
         mask_mod = _mask_mod(variant, inputs)
         if mask_mod is None:
             return None, None
-        from torch.nn.attention.flex_attention import create_block_mask
-
-        B, S = (cell.B if variant.batched else None), cell.S
-
-        def build() -> Any:
-            return create_block_mask(mask_mod, B, None, S, S, device=self._machine.kind)
-
-        block_mask = build()
-        times = []
-        for _ in range(3):
-            self._machine.synchronize()
-            start = time.perf_counter()
-            build()
-            self._machine.synchronize()
-            times.append((time.perf_counter() - start) * 1e3)
-        return block_mask, statistics.median(times)
+        B = cell.B if variant.batched else None
+        return build_block_mask(mask_mod, B, None, cell.S, cell.S, self._machine)
 
 
 def _mask_mod(variant: Variant, inputs: Inputs) -> Callable[..., Array] | None:

@@ -24,11 +24,11 @@ from unittest import mock
 import numpy as np
 
 import attngen
+from attngen.bench.machines import Timer
+from attngen.bench.timing import Plan, measure
 from attngen.engines import cuda_engine
 from attngen.engines.cuda_engine import Launched
 from attngen.engines.outputs import Outputs
-from benchmarks.machines import Timer
-from benchmarks.timing import Plan, measure
 
 DOCUMENTS: Final = """\
 attention packed_documents {

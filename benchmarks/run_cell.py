@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final, TypeAlias, final
 
+from attngen.bench.machines import Machine, Timer
+from attngen.bench.timing import Plan, Times, measure
 from attngen.record import record
 from benchmarks.cells import Cell
 from benchmarks.check import Expected, Verdict, choose_rows, compute_expected, judge
-from benchmarks.machines import Machine, Timer
 from benchmarks.peers import Inputs, Peer, Prepared, RefusedError
-from benchmarks.timing import Plan, Times, measure
 from benchmarks.variants import Variant, attended_pairs, make_variant
 
 __all__ = [

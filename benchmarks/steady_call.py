@@ -9,6 +9,8 @@
     nothing   the fakes alone: new arrays, the driver's launches
     share     steady - nothing: what attngen adds, which should be at most 10 us
     full      the same call with all its checks, for comparison
+    operator  the call through `attngen.torch.operator`, where PyTorch is real
+    eager     operator - nothing: what that adds, which should be at most 15 us
 
 Where there is a GPU everything is real, and PyTorch is measured where it is installed.  Without
 one the driver is a fake that does nothing, new arrays are made once and handed out again, and
@@ -296,25 +298,25 @@ def parts_of_call(library: Library, variant: Variant) -> dict[str, Callable[[], 
     ready, new = plan._ready, plan._new
     assert len(ready) == variant.launches
     driver, device = ready[0].driver, ready[0].device
-    made = [each.allocate(q) for each in new]
+    made = [plan._allocate(shape, dtype, q) for shape, dtype, _ in new]
     pointers = [device_module.view(array, "new").pointer for array in made]
     block = plan._fill_block(call, pointers)
     stream = device_module.current_stream(device, q)
 
     def start(keep: Any = made) -> None:  # the block has the addresses of these arrays
-        stream = device_module.current_stream(device, q)
+        stream = plan._current_stream(device.index, q)
         if len(ready) > 1:
             plan._must_stay(stream, q)
         for launch in ready:
             launch.start(stream, block)
 
     def do_nothing() -> None:
-        for each in new:
-            each.allocate(q)
+        for shape, dtype, _ in new:
+            plan._allocate(shape, dtype, q)
         for _, _, loaded, _, grid, threads, shared_bytes in ready:
             driver.launch(loaded.function, grid, threads, shared_bytes, stream, block)
 
-    return {
+    parts = {
         "read": read,
         "fill": lambda: plan._fill_block(call, pointers),
         "start": start,
@@ -322,6 +324,12 @@ def parts_of_call(library: Library, variant: Variant) -> dict[str, Callable[[], 
         "nothing": do_nothing,
         "full": lambda: kernel._call_in_full(q, k, v, False, None, "bhsd", False, named, None),
     }
+    if library.name == "torch" and not library.fake:
+        from attngen.torch import operator
+
+        attend = operator(kernel)
+        parts["operator"] = lambda: attend(q, k, v, **named)
+    return parts
 
 
 def measure(
@@ -329,7 +337,10 @@ def measure(
 ) -> dict[str, float]:
     """Microseconds of each part, and the share of attngen in them."""
     found = {name: lowest(part, library, repeats) for name, part in parts.items()}
-    return {**found, "share": found["steady"] - found["nothing"]}
+    found["share"] = found["steady"] - found["nothing"]
+    if "operator" in found:
+        found["eager"] = found["operator"] - found["nothing"]
+    return found
 
 
 def main() -> None:

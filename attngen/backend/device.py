@@ -42,10 +42,12 @@ __all__ = [
     "ArrayView",
     "Device",
     "GpuTraits",
+    "Library",
     "allocate",
     "cuda_device",
     "current_stream",
     "find_common_device",
+    "find_library",
     "numpy_dtype",
     "read",
     "view",
@@ -133,7 +135,7 @@ def view(array: Any, name: str, *, is_output: bool = False) -> ArrayView:
              output that must not be written; A606 a tensor that requires a gradient; A607
              its device; A609 its library refuses.
     """
-    return _find_library(array, name).view(array, name, is_output)
+    return find_library(array, name).view(array, name, is_output)
 
 
 def read(array: Any) -> tuple[int, Hashable] | None:
@@ -144,13 +146,14 @@ def read(array: Any) -> tuple[int, Hashable] | None:
              refuses both of them or none.
     Errors:  whatever the array's library raises.
     """
-    library = _libraries.get(type(array)) or _find_library(array, "array")
-    return None if library.read is None else library.read(array)
+    library = _libraries.get(type(array)) or find_library(array, "array")
+    quick = library.read
+    return None if quick is None else quick(array)
 
 
 def allocate(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
     """A new, uninitialised, contiguous array of the library and on the device of `like`."""
-    return _find_library(like, "like").allocate(shape, dtype, like)
+    return find_library(like, "like").allocate(shape, dtype, like)
 
 
 def may_be_freed_in_capture(like: Any) -> bool:
@@ -159,14 +162,14 @@ def may_be_freed_in_capture(like: Any) -> bool:
     PyTorch keeps its memory for the graph.  Others hand it out again, and a replay would overwrite
     what came there.
     """
-    return _find_library(like, "like").allocate is _allocate_torch
+    return find_library(like, "like").allocate is _allocate_torch
 
 
 def current_stream(device: Device, like: Any) -> int:
     """The handle of the stream that the library of `like` queues its work on just now."""
     if device.kind == "cpu":
         return 0
-    return _find_library(like, "like").current_stream(device.index, like)
+    return find_library(like, "like").current_stream(device.index, like)
 
 
 def find_common_device(views: Mapping[str, ArrayView]) -> Device:
@@ -187,17 +190,23 @@ def find_common_device(views: Mapping[str, ArrayView]) -> Device:
 # ---- one entry per library ---------------------------------------------------------------
 
 
-class _Library(NamedTuple):
+class Library(NamedTuple):
+    """What is asked of a library, for its arrays; the functions above ask the right one."""
+
     view: Callable[[Any, str, bool], ArrayView]
     allocate: Callable[[tuple[int, ...], str, Any], Any]
     current_stream: Callable[[int, Any], int]
     read: Callable[[Any], tuple[int, Hashable] | None] | None = None
 
 
-_libraries: dict[type, _Library] = {}  # by type of array, filled as types are met
+_libraries: dict[type, Library] = {}  # by type of array, filled as types are met
 
 
-def _find_library(array: Any, name: str) -> _Library:
+def find_library(array: Any, name: str) -> Library:
+    """The library of an array; it is the same for all arrays of a type.
+
+    Errors:  A601 no array; A609 its library refuses.
+    """
     kind = type(array)
     library = _libraries.get(kind)
     if library is None:
@@ -205,21 +214,21 @@ def _find_library(array: Any, name: str) -> _Library:
     return library
 
 
-def _recognise(kind: type, name: str) -> _Library:
+def _recognise(kind: type, name: str) -> Library:
     if issubclass(kind, np.ma.MaskedArray):
         reason = "its mask would be ignored; pass `.filled(...)`"
         raise AttnError(UnreadableArray(None, name, _describe_type(kind), reason))
     if issubclass(kind, np.ndarray):
-        return _Library(_view_numpy, _allocate_numpy, _no_stream)
+        return Library(_view_numpy, _allocate_numpy, _no_stream)
     cupy = sys.modules.get("cupy")
     if cupy is not None and issubclass(kind, cupy.ndarray):
-        return _Library(_view_cupy, _allocate_cupy, _stream_of_cupy, _read_cupy)
+        return Library(_view_cupy, _allocate_cupy, _stream_of_cupy, _read_cupy)
     if hasattr(kind, "data_ptr") and hasattr(kind, "stride"):
-        return _Library(_view_torch, _allocate_torch, _stream_of_torch, _read_torch)
+        return Library(_view_torch, _allocate_torch, _stream_of_torch, _read_torch)
     if hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__"):
-        return _Library(_view_dlpack, _allocate_beside_dlpack, _stream_of_cupy)
+        return Library(_view_dlpack, _allocate_beside_dlpack, _stream_of_cupy)
     if hasattr(kind, "__cuda_array_interface__"):
-        return _Library(_view_cuda_interface, _allocate_beside_cuda, _stream_of_cuda_interface)
+        return Library(_view_cuda_interface, _allocate_beside_cuda, _stream_of_cuda_interface)
     described = "None" if kind is type(None) else f"of type {_describe_type(kind)}"
     raise AttnError(NotAnArray(None, name, described))
 

@@ -23,6 +23,7 @@ from attngen.diagnostics.diagnostic import AttnError
 __all__ = ["app", "main"]
 
 COMMANDS: Final = {
+    "bench": "Time a file beside the attention libraries that are installed.",
     "cache": "List, merge, check and prune tuning records.",
     "check": "Say everything that is wrong with some files.",
     "compile": "Make CUDA text, machine code and a manifest for some targets.",

@@ -1,4 +1,4 @@
-"""The problem that `explain` and `run` are about: sizes, params, captured tensors.
+"""The problem that `explain`, `run` and `bench` are about: sizes, params, captured tensors.
 
 What the command line and the input files leave open is made up, and said.
 """

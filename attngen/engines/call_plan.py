@@ -16,15 +16,15 @@ Whatever is unusual is None, and then the full call runs: it finds the error, an
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from operator import itemgetter
-from struct import Struct
+from struct import Struct, calcsize
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from attngen.backend.device import (
     ArrayView,
     allocate,
-    current_stream,
+    find_library,
     may_be_freed_in_capture,
     read,
 )
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 __all__ = ["Call", "CallPlan", "CallPlans", "DoneCall", "KnownMaps", "NewArray"]
 
 Array = Any
-
-_MAP_BYTES: Final = 128
 
 MOST_PLANS: Final = 64
 """Plans of one kernel, about 4 KiB each; beyond it the oldest goes."""
@@ -121,8 +119,8 @@ class CallPlans:
         if named and not named.keys() <= self._names:
             return None
         arrays = [q, k, v]
-        for name in self._tensors:
-            arrays.append(named[name])
+        if self._tensors:
+            arrays += [named[name] for name in self._tensors]
         if out is not None:
             arrays.append(out)
         pointers, facts = [], []
@@ -130,9 +128,12 @@ class CallPlans:
             found = read(array)
             if found is None:
                 return None
-            pointers.append(found[0])
-            facts.append(found[1])
-        params = tuple([check(named.get(check.name, check.default)) for check in self._params])
+            pointer, its_facts = found
+            pointers.append(pointer)
+            facts.append(its_facts)
+        params: tuple[bool | int | float, ...] = ()
+        if self._params:
+            params = tuple([check(named.get(check.name, check.default)) for check in self._params])
         # What a call depends on, beside its addresses and params: the type, dtype, device, shape
         # and strides of each array and how far it is aligned, which arrays there are, and what
         # else the caller chose.  Params are checked here, each by itself; they belong to the key
@@ -212,28 +213,23 @@ class CallPlan:
         if done.out is not None:
             given["o"] = done.out
         self._ready, self._block = done.launched
-        self._new = tuple(done.new)
-        self._facts_of_new = [facts for _, facts in looks]
+        self._device = self._ready[0].device.index
+        library = find_library(binding.q.owner, "q")  # that of every call: its type is in the key
+        self._allocate, self._current_stream = library.allocate, library.current_stream
+        self._new = [
+            (new.shape, new.dtype, look[1]) for new, look in zip(done.new, looks, strict=True)
+        ]
         self._spans = [_span(view) for view in given.values()]
         self._returned = [(*members, "o").index(member) for member in done.wanted]
-        known = [*given, *members]
-        places = {name: i for i, name in enumerate(known)}
-        addresses = [field.name for field in done.fields if field.format == "Q"]
-        self._in_order = itemgetter(*(places.get(name, len(known)) for name in addresses))
-        self._put_addresses = Struct(f"<{len(addresses)}Q").pack_into  # they lie side by side
-        fields = {field.name: field for field in done.fields}
-        self._addresses_at = fields[addresses[0]].offset
         encode = self._ready[0].driver.encode_tensor_map
         self._maps = [
-            (
-                "qkv".index(box.operand),
-                fields[f"map_{box.operand}"].offset,
-                KnownMaps(box, given[box.operand], binding.dtype, encode),
-            )
+            ("qkv".index(box.operand), KnownMaps(box, given[box.operand], binding.dtype, encode))
             for box in done.boxes
         ]
-        params = [fields[f"p_{name}"] for name in binding.params]
-        self._put_params = [(Struct(f"<{f.format}").pack_into, f.offset) for f in params]
+        changing = [*given, *members, None]  # null stands behind them
+        changing += [f"map_{box.operand}" for box in done.boxes]
+        changing += [f"p_{name}" for name in binding.params]
+        self._pack, self._in_order, self._constants = _lay_out(done.fields, self._block, changing)
         assert self._fill_block(call, [pointer for pointer, _ in looks]) == self._block
 
     def repeat(self, call: Call, like: Array, out: Array | None) -> Array | None:
@@ -246,15 +242,16 @@ class CallPlan:
         if out is not None and self._may_overlap(call.pointers):
             return None
         try:
-            arrays = [new.allocate(like) for new in self._new]
-            pointers = []
-            for array, facts in zip(arrays, self._facts_of_new, strict=True):
+            arrays, pointers = [], []
+            for shape, dtype, facts in self._new:
+                array = self._allocate(shape, dtype, like)
                 found = read(array)
                 if found is None or found[1] != facts:
                     return None
+                arrays.append(array)
                 pointers.append(found[0])
             block = self._fill_block(call, pointers)
-            stream = current_stream(self._ready[0].device, like)
+            stream = self._current_stream(self._device, like)
             if len(self._ready) > 1 and self._must_stay(stream, like):
                 return None
         except Exception:  # the full call meets it again, and explains it
@@ -273,13 +270,10 @@ class CallPlan:
 
     def _fill_block(self, call: Call, new: list[int]) -> bytes:
         """The argument struct with this call's addresses and params; null where there is none."""
-        block = bytearray(self._block)
-        self._put_addresses(block, self._addresses_at, *self._in_order((*call.pointers, *new, 0)))
-        for operand, offset, maps in self._maps:
-            block[offset : offset + _MAP_BYTES] = maps.find(call.pointers[operand])
-        for (put, offset), value in zip(self._put_params, call.params, strict=True):
-            put(block, offset, value)
-        return bytes(block)
+        pointers = call.pointers
+        maps = [known.find(pointers[operand]) for operand, known in self._maps]
+        values = (*pointers, *new, 0, *maps, *call.params, *self._constants)
+        return self._pack(*self._in_order(values))
 
     def _may_overlap(self, pointers: tuple[int, ...]) -> bool:
         """Whether the range of `out`, the last array, meets that of an input."""
@@ -296,3 +290,35 @@ def _span(view: ArrayView) -> tuple[int, int]:
     """The bytes that a view may touch, from its pointer on."""
     begin, end = reach(view)
     return begin - view.pointer, end - view.pointer
+
+
+def _lay_out(
+    fields: Sequence[Field], block: bytes, changing: Sequence[str | None]
+) -> tuple[Callable[..., bytes], Callable[[Sequence[Any]], Any], tuple[bytes, ...]]:
+    """How a struct is packed of what changes and of the bytes between, which stay.
+
+    changing:  the members that change, None for the null of all addresses that are not there.
+    Returns:   the packer; what brings the values of `changing`, with the constants behind them,
+               into its order; and the constants.
+    """
+    places = {name: place for place, name in enumerate(changing)}
+    formats, end = ["<"], 0
+    order: list[int] = []
+    constants: list[bytes] = []
+
+    def keep(begin: int, stop: int) -> None:
+        if begin < stop:
+            formats.append(f"{stop - begin}s")
+            order.append(len(changing) + len(constants))
+            constants.append(block[begin:stop])
+
+    for field in fields:
+        is_address = field.format == "Q"
+        if field.name not in places and not is_address:
+            continue
+        keep(end, field.offset)
+        formats.append(field.format)
+        order.append(places.get(field.name, places[None]))
+        end = field.offset + calcsize(f"<{field.format}")
+    keep(end, len(block))
+    return Struct("".join(formats)).pack, itemgetter(*order), tuple(constants)

@@ -25,6 +25,8 @@ __all__ = ["Prepared", "flex_attention", "from_python", "prepare"]
 _NO_BLOCKS: Final = 1 << 30
 """The block size that PyTorch gives a block mask which stands for none."""
 
+_MOST_KERNELS: Final = 256
+
 _numbers = NumbersSeen()
 
 
@@ -151,11 +153,26 @@ def prepare(
     """Trace the functions and write them down; see `write_file` for `has_scale` and `sink`."""
     traced = trace(score_mod, mask_mod, device=device)
     settled = _numbers.settle(write_file(traced, outputs=outputs, has_scale=has_scale, sink=sink))
-    text = format_file(settled.file)
-    return Prepared(text, settled.file, settled.params, tuple(traced.captured))
+    return Prepared(
+        _canonical_text(settled.file), settled.file, settled.params, tuple(traced.captured)
+    )
 
 
-@lru_cache(maxsize=256)
+_canonical: Final[dict[str, str]] = {}
+"""Canonical texts by the same without line ends inside of statements, which takes half the time."""
+
+
+def _canonical_text(file: ast.File) -> str:
+    wide = format_file(file, width=None)
+    found = _canonical.get(wide)
+    if found is None:
+        if len(_canonical) >= _MOST_KERNELS:
+            _canonical.clear()
+        found = _canonical[wide] = format_file(file)
+    return found
+
+
+@lru_cache(maxsize=_MOST_KERNELS)
 def _kernel(text: str, engine: Engine, schedule: str | None) -> Kernel:
     """One kernel for one text: a new closure of the same code compiles nothing."""
     return Kernel(load_text(text, name="<traced>"), engine=engine, schedule=schedule)

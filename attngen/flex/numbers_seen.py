@@ -53,7 +53,7 @@ class NumbersSeen:
             text = "0" if isinstance(literal.value, int) else "0.0"
             return replace(literal, text=text)
 
-        pattern = format_file(_with_numbers(file, blank))
+        pattern = format_file(_with_numbers(file, blank), width=None)
         with self._lock:
             first = self._first.setdefault(pattern, numbers)
             changed = self._changed.setdefault(pattern, set())

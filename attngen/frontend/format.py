@@ -64,14 +64,14 @@ KEYWORD: Final = 10
 """Columns of a statement's first word, with the blanks behind it."""
 
 
-def format_file(file: File) -> str:
-    """The canonical text."""
+def format_file(file: File, *, width: int | None = WIDTH) -> str:
+    """The canonical text; without a width it takes a line for each statement, and less time."""
     lines: list[str] = []
     for i, item in enumerate(file.items):
         if i and _blank_between(file.items[i - 1], item):
             lines.append("")
         lines += item.comments.above
-        lines += _item(item)
+        lines += _item(item, width)
     lines += file.closing
     return "\n".join(lines) + "\n"
 
@@ -90,23 +90,26 @@ def _blank_between(above: TopLevel, below: TopLevel) -> bool:
     return True
 
 
-def _item(item: TopLevel) -> list[str]:
+def _item(item: TopLevel, width: int | None) -> list[str]:
     match item:
         case Import():
             return [_with_comment(f'import "{item.path}"', item.comments)]
         case Definition():
-            return [_with_comment(_lay_out(_definition(item), 0), item.comments)]
+            return [_with_comment(_lay_out(_definition(item), 0, width), item.comments)]
         case Attention():
-            return _block(f"attention {item.name} {{", item, item.statements)
+            return _block(f"attention {item.name} {{", item, item.statements, width)
         case Schedule():
             target = f" {item.target}" if item.target else ""
-            return _block(f"schedule{target} {{", item, item.settings)
+            return _block(f"schedule{target} {{", item, item.settings, width)
         case _:
             assert_never(item)
 
 
 def _block(
-    header: str, block: Attention | Schedule, body: Sequence[Statement | Setting]
+    header: str,
+    block: Attention | Schedule,
+    body: Sequence[Statement | Setting],
+    width: int | None,
 ) -> list[str]:
     lines = [_with_comment(header, block.comments)]
     paragraph: list[tuple[str, str | None]] = []
@@ -117,7 +120,7 @@ def _block(
             lines += _aligned(paragraph)
             paragraph = []
             lines += [""] * blank + _indented(comments.above)
-        paragraph.append((_lay_out(_statement(line), INDENT), comments.behind))
+        paragraph.append((_lay_out(_statement(line), INDENT, width), comments.behind))
     lines += _aligned(paragraph)
     return [*lines, *_indented(block.closing), "}"]
 

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
+from attngen.bench.machines import NumpyMachine
+from attngen.bench.timing import Plan
 from benchmarks import attention, environment
 from benchmarks.attention import RESULTS, Results, choose_path, fits, main, make_lanes, run_cells
 from benchmarks.cells import make_cells, shrink
 from benchmarks.cold import measure_cold
-from benchmarks.machines import NumpyMachine
 from benchmarks.peers import PEERS
 from benchmarks.report import read_records
 from benchmarks.run_cell import DeviceLostError
-from benchmarks.timing import Plan
 
 DRY = ["--device", "cpu"]
 PLAN = Plan(min_rounds=1, max_rounds=1, sample_ms=0.0)

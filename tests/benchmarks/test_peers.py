@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attngen.bench.machines import NumpyMachine
 from benchmarks.cells import Cell
-from benchmarks.machines import NumpyMachine
 from benchmarks.peers import PEERS, Attngen, Inputs, RefusedError, make_peer
 from benchmarks.run_cell import make_inputs
 from benchmarks.variants import Native, Variant, make_variant

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attngen.bench.machines import Array, Machine, NumpyMachine, Timer
+from attngen.bench.timing import Plan
 from benchmarks.cells import Cell
-from benchmarks.machines import Array, Machine, NumpyMachine, Timer
 from benchmarks.peers import Inputs, Peer, Prepared, RefusedError, make_peer
 from benchmarks.run_cell import DeviceLostError, Lane, run_cell, tflops
-from benchmarks.timing import Plan
 from benchmarks.variants import Variant
 
 CELL = Cell("variants", "window", "bf16", B=2, S=64, Hq=4, Hkv=2, D=16, Dv=16)

@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 import attngen
+from attngen.bench.machines import NumpyMachine, TorchMachine
 from benchmarks.cells import Cell, make_cells
-from benchmarks.machines import NumpyMachine, TorchMachine
 from benchmarks.peers import Inputs, make_peer
 from benchmarks.run_cell import make_inputs
 from benchmarks.variants import VARIANTS, Native, Variant, attended_pairs, make_variant

@@ -81,7 +81,7 @@ def test_the_cuda_is_what_is_generated() -> None:
 def test_commands_print_what_is_shown(checkout: Path, host_compiler: None) -> None:
     (text,) = blocks("sh")
     commands = re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]
-    assert len(commands) == 6
+    assert len(commands) == 7
     for command in commands:
         line, *shown = command.splitlines()
         printed = run(line, checkout)

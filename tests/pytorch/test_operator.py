@@ -160,6 +160,77 @@ def test_on_fake_tensors(documents: attngen.torch.Operator) -> None:
     assert (lse.shape, lse.dtype) == ((3, 8, 5), torch.float32)
 
 
+class Subtensor(torch.Tensor):
+    """A tensor of a type of its own."""
+
+
+def in_mode(mode: Any) -> Any:
+    def run(call: Any, q: Any) -> Any:
+        with mode():
+            return call(q)
+
+    return run
+
+
+def modes() -> dict[str, Any]:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.utils._device import DeviceContext
+    from torch.utils.flop_counter import FlopCounterMode
+
+    return {
+        "fake": in_mode(lambda: FakeTensorMode(allow_non_fake_inputs=True)),
+        "dispatch mode": in_mode(lambda: FlopCounterMode(display=False)),
+        "function mode": in_mode(lambda: DeviceContext("cpu")),
+        "make_fx": lambda call, q: make_fx(call)(q),
+        "jit.trace": lambda call, q: torch.jit.trace(call, (q,), check_trace=False),
+        "functionalize": lambda call, q: torch.func.functionalize(call)(q),
+        "subclass": lambda call, q: call(q.as_subclass(Subtensor)),
+    }
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", modes())
+def test_who_watches_sees_the_operator(name: str) -> None:
+    operator = attngen.torch.operator(attngen.compile_text(CAUSAL, engine="numpy"))
+    seen = count_dispatches(operator)
+    _, k, v = operands()
+    modes()[name](lambda q: operator(q, k, v), operands()[0])
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_alone_a_call_goes_to_the_kernel_at_once(mode: Any) -> None:
+    operator = attngen.torch.operator(attngen.compile_text(CAUSAL, engine="numpy"))
+    seen = count_dispatches(operator)
+    q, k, v = operands()
+    with mode():
+        o = operator(torch.nn.Parameter(q, requires_grad=False), k, v)
+        assert torch.equal(o, operator._plain(q, k, v)[0])
+    assert len(seen) == 1  # the second
+
+
+def test_a_pytorch_with_other_keys_dispatches_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attngen.torch, "_EAGER_KEYS", None)
+    operator = attngen.torch.operator(attngen.compile_text(CAUSAL, engine="numpy"))
+    seen = count_dispatches(operator)
+    q, k, v = operands()
+    assert operator(q, k, v).shape == q.shape
+    assert len(seen) == 1
+
+
+def count_dispatches(operator: attngen.torch.Operator) -> list[Any]:
+    """Every call of the operator that PyTorch dispatches from now on."""
+    seen, plain = [], operator._plain
+
+    def counted(*arguments: Any) -> Any:
+        seen.append(arguments)
+        return plain(*arguments)
+
+    operator._plain = counted
+    return seen
+
+
 def test_equal_kernels_are_one_operator() -> None:
     one, same = (attngen.torch.operator(attngen.compile_text(CAUSAL)) for _ in range(2))
     other = attngen.torch.operator(attngen.compile_text(CAUSAL, schedule="tile kv = 16"))
@@ -197,6 +268,7 @@ def test_arguments_by_name(documents: attngen.torch.Operator) -> None:
     assert code_of(lambda: documents(q, k, v, doc=doc)) == "A623"
     assert code_of(lambda: documents(q, k, v, left=3)) == "A623"
     assert code_of(lambda: documents(q, k, v, doc=doc, left=3, depth=2)) == "A624"
+    assert code_of(lambda: documents(q, k, v, doc=doc, left=3, out=q)) == "A624"
     assert code_of(lambda: documents(q, k, v, doc=doc, left=-1)) == "A626"
     assert code_of(lambda: documents(q, k, v, doc=doc[:, :5], left=1)) == "A621"
 

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Final, final
 
+from attngen.bench.machines import Timer
 from attngen.record import record
-from benchmarks.machines import Timer
 
 __all__ = ["Plan", "Times", "interval_of_median", "measure", "rotate", "summarize"]
 

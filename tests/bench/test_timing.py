@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.timing import Plan, interval_of_median, measure, rotate, summarize
+from attngen.bench.timing import Plan, interval_of_median, measure, rotate, summarize
 
 
 class FakeTimer:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.machines import NumpyMachine, TorchMachine, open_machine
+from attngen.bench.machines import NumpyMachine, TorchMachine, open_machine
 
 MS_PER_KERNEL = 2.0
 
@@ -140,11 +140,11 @@ def test_the_call_before_the_timed_ones_is_not_timed(gpu: FakeGpu) -> None:
 
 
 def test_a_gpu_needs_pytorch_that_sees_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.machines.find_spec", lambda name: None)
+    monkeypatch.setattr("attngen.bench.machines.find_spec", lambda name: None)
     assert isinstance(open_machine("cpu"), NumpyMachine)
     with pytest.raises(RuntimeError, match="PyTorch, which is not installed"):
         open_machine("cuda")
-    monkeypatch.setattr("benchmarks.machines.find_spec", lambda name: name)
+    monkeypatch.setattr("attngen.bench.machines.find_spec", lambda name: name)
     blind = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False))
     monkeypatch.setitem(sys.modules, "torch", blind)
     with pytest.raises(RuntimeError, match="PyTorch sees no GPU"):

@@ -41,7 +41,7 @@ class Machine(Protocol):
         """Normally distributed numbers; contiguous."""
 
     def asarray(self, host: NDArray[Any]) -> Array:
-        """A NumPy array (no bf16) on the machine."""
+        """A NumPy array on the machine; bf16 is that of `ml_dtypes`."""
 
     def asnumpy(self, array: Array) -> NDArray[np.float32]:
         """The values as float32."""
@@ -152,7 +152,10 @@ class TorchMachine:
         return wide.to(self._dtype(dtype))
 
     def asarray(self, host: NDArray[Any]) -> Array:
-        return self._torch.from_numpy(host).to(self.kind)
+        torch = self._torch
+        if host.dtype.name == "bfloat16":  # which `from_numpy` does not know
+            return torch.from_numpy(host.view(np.int16)).to(self.kind).view(torch.bfloat16)
+        return torch.from_numpy(host).to(self.kind)
 
     def asnumpy(self, array: Array) -> NDArray[np.float32]:
         host: NDArray[np.float32] = array.float().cpu().numpy()

@@ -1,0 +1,1 @@
+"""Times beside other libraries: for `attngen bench`, and for the benchmarks of this repository."""
