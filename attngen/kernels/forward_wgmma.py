@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Literal, final
+from typing import TYPE_CHECKING, Final, final
 
 from attngen import resources
 from attngen.analysis.tile_classes import classify_tiles
@@ -124,18 +124,16 @@ _MOST_STRIDE: Final = 2**40
 class StepOrder:
     """In which order a step does what may be done in more than one.
 
-    early:      parts of the product with v, of 16 keys each, that are started before the row
-                maxima are looked for.
-    ahead:      weights of a lane that are found before that product is over.
-    by_rows:    the weights of one row are found before those of the other.
-    frees_key:  when the keys are given back: "early" as soon as they have been multiplied, "late"
-                when the row maxima are known, "last" when the values are given back, too.
+    early:           parts of the product with v, of 16 keys each, that are started before the row
+                     maxima are looked for.
+    ahead:           weights of a lane that are found before that product is over.
+    frees_key_late:  the keys are given back when the row maxima are known, and not as soon as
+                     they have been multiplied.
     """
 
     early: int
     ahead: int
-    by_rows: bool
-    frees_key: Literal["early", "late", "last"]
+    frees_key_late: bool
 
 
 @final
@@ -536,14 +534,12 @@ def _order(attention: Attention, tile: _Tile) -> StepOrder:
     largest = max(head_dims(attention))
     is_dear = bool(attention.scores) or is_dear_per_pair(attention)
     late = 0 if is_dear or largest > 128 or parts <= _LATE_PARTS + 1 else _LATE_PARTS
-    half = StepOrder(parts - late, parts // 2 * 8, by_rows=False, frees_key="early")
-    if is_dear or not attention.row_state.running_max:
-        return replace(half, ahead=weights, frees_key="late")
-    if largest > 128:
-        return replace(half, frees_key="late")
-    if largest <= 64 or attention.mask is None:
-        return half
-    return replace(half, ahead=weights * 3 // 4, by_rows=True, frees_key="last")
+    is_whole = is_dear or (attention.mask is None and 64 < largest <= 128)
+    return StepOrder(
+        early=parts - late,
+        ahead=weights if is_whole else parts // 2 * 8,
+        frees_key_late=is_dear or largest > 128,
+    )
 
 
 def _is_longest_first(attention: Attention) -> bool:
