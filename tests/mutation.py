@@ -73,7 +73,7 @@ def prepare(golden: Golden) -> list[Trial]:
         ("whole", tile_q + 1, tile_kv + 1),
         ("longer rows", 2 * tile_q, 2 * tile_kv),
         ("wide rows", rows, tile_q + 6),
-        ("every other", 5, tiles * tile_kv + 6),
+        ("every other", 5, tiles * tile_kv + 29),
         ("whole", rows, 5 * tile_kv + 4),
     ]
     library = build_library(

@@ -57,7 +57,7 @@ def probe_of(rendered: Rendered) -> Rendered:
 
 
 def _kernel(tiles: TileFormulas) -> str:
-    """A tile of at most kTileQ rows and kTileKv keys inside the sequence, then a key."""
+    """Lengths, short ones more often; a tile of at most kTileQ rows and kTileKv keys; a key."""
     asks = [
         "answers[lane()] = draws.mixed(tile_may_attend(args, at, tile));",
         "answers[lane()] = draws.mixed(tile_attends_everywhere(args, at, tile));",
@@ -83,9 +83,10 @@ AG_KERNEL(32, probe_tiles, Args) {{
     AG_SHARED_MEMORY(memory);
     ag_shared<int> answers(memory, 0, 32);
     Position at = place_head(args, ag_block() % (args.B * args.Hq));
-    if (at.Sq <= 0 || at.Skv <= 0) return;
     Draws draws = {{2463534242u + 32u * ag_block() + lane()}};
     for (int n = 0; n < {_DRAWS}; ++n) {{
+        at.Sq = 1 + draws.below(1 + draws.below(args.Sq));
+        at.Skv = 1 + draws.below(1 + draws.below(args.Skv));
         const int q = draws.below(at.Sq), kv = draws.below(at.Skv);
         Tile tile = ends_of_rows(at, q, ag_min(q + draws.below(kTileQ), at.Sq - 1));
         tile.kv_first = kv;

@@ -70,7 +70,7 @@ _WAITS = frozenset(
 _SHUFFLE_PREFIX = "ag_shuffle"
 _COMPARISONS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "=="}
 _DECLARED_BEFORE = re.compile(
-    r"\s*(typedef )?(const )?(float|int|bool|ag_u32|ag_i64) [^=;()]*\["
+    r"\s*(typedef )?(const )?(float|int|bool|ag_u32|ag_i64|[A-Z]\w*) [^=;()]*\["
     r"|.*\((memory|buffer), \w+, [^)]*"
 )
 _FREE = re.compile(r"//.*\bfree: \S")

@@ -93,11 +93,12 @@ def test_integers_move_by_one() -> None:
 def test_declared_lengths_are_shortened() -> None:
     text = """
         float x[2], y[2];
+        RowParts rows[2];
         ag_shared<int> a(memory, 0, 2 * n);
         Board(unsigned char* memory) : b(memory, kAt, 2 * (n + 1)), c(memory, 4, 4) {}
     """
     before_after = [(m.before, m.after) for m in mutants(text)]
-    lengths = [("2", "1"), ("2", "1"), ("0", "1"), ("2", "1"), ("2", "1"), ("1", "0")]
+    lengths = [*[("2", "1")] * 3, ("0", "1"), ("2", "1"), ("2", "1"), ("1", "0")]
     assert before_after == [*lengths, ("4", "5"), ("4", "3")]
 
 
