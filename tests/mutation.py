@@ -139,7 +139,11 @@ def runs_of(trial: Trial) -> list[Run]:
     whole = Run(Mode.RING, (0, keys))
     if trial.rendered.program.attention.sink is not None:  # it would count once in each part
         return [whole]
-    return [whole, Run(Mode.EAGER_LAST, (0, keys // 2, keys))]
+    runs = [whole, Run(Mode.EAGER_LAST, (0, keys // 2, keys))]
+    group = 32 * trial.rendered.launch.tiles.tile_kv  # of keys that are summarised ahead
+    if trial.rendered.program.workspaces and keys > group + 1:
+        runs.append(Run(Mode.EAGER, (0, group + 1, keys)))
+    return runs
 
 
 def run_all(golden: Golden, trial: Trial, library: Path, run: Run) -> Iterator[tuple[Any, Work]]:
@@ -184,9 +188,10 @@ class Work(NamedTuple):
     meetings: int
     index_reads: int
     notes: int
+    summaries: bytes
 
     @classmethod
-    def of(cls, report: RunReport) -> Work:
+    def of(cls, report: RunReport, summaries: bytes) -> Work:
         accesses = (
             report.global_loads,
             report.global_stores,
@@ -194,7 +199,7 @@ class Work(NamedTuple):
             report.shared_writes,
             report.shared_wavefronts,
         )
-        return cls(accesses, report.meetings, report.index_reads, report.notes)
+        return cls(accesses, report.meetings, report.index_reads, report.notes, summaries)
 
 
 def complain_of_other_work(found: Work, expected: Work) -> None:
@@ -205,6 +210,7 @@ def complain_of_other_work(found: Work, expected: Work) -> None:
     Fewer barriers are no complaint: what they are for is seen in races and results.
     """
     assert found.accesses == expected.accesses, "another number of accesses or wavefronts"
+    assert found.summaries == expected.summaries, "other summaries of keys"
     assert found.notes == expected.notes, "other integers or words in shared memory"
     assert found.meetings <= expected.meetings, "more barriers or warp collectives"
     assert found.index_reads <= expected.index_reads, "more steps"
@@ -236,6 +242,7 @@ def run_part(golden: Golden, trial: Trial, library: Path, keys: tuple[int, int],
         row_max=view(row_max, "row_max") if whole else None,
         **(state if needs_state else {}),
     )
+    ends = np.zeros(0, np.int32)
     if mode is not Mode.RING:  # and in the ring without what can be left out
         for workspace in rendered.program.workspaces:
             if workspace.name == "key_ends":
@@ -243,7 +250,7 @@ def run_part(golden: Golden, trial: Trial, library: Path, keys: tuple[int, int],
                 outputs = replace(outputs, key_ends=view(ends, "key_ends"))
     report = run_on_host(rendered, binding, outputs, library, mode=mode, check=True)
     assert report is not None
-    work = Work.of(report)
+    work = Work.of(report, ends.tobytes())
     if whole:
         return (o, lse, row_max), work
     if not attention.row_state.running_max:
