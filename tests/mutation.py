@@ -86,6 +86,7 @@ def prepare(golden: Golden) -> list[Trial]:
     for layout, rows, keys in sizes:
         problem = make_problem(golden, rows, keys)
         problem.q[0, 0, rows // 2] = np.nan
+        set_keys_apart(problem, tile_kv)
         right = reference_of(golden, problem)
         poison_dead_keys(rendered.program.attention, problem)
         trial = Trial(rendered, problem, right, layout)
@@ -93,6 +94,15 @@ def prepare(golden: Golden) -> list[Trial]:
         answers, work = ask_about_tiles(golden, trial, library), tuple(work for _, work in parts)
         trials.append(replace(trial, rendered=unused, answers=answers, work=work))
     return trials
+
+
+def set_keys_apart(problem: Problem, tile_kv: int) -> None:
+    """Documents of one key, which is the first, one inside, or the last of a tile."""
+    doc = problem.named.get("doc")
+    for number, key in enumerate((0, min(32, tile_kv - 2), tile_kv - 1), start=1):
+        at = number * tile_kv + key
+        if doc is not None and at < doc.shape[1]:
+            doc[:, at] = 1000 + number
 
 
 def poison_dead_keys(attention: Attention, problem: Problem) -> None:
