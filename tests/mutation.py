@@ -149,11 +149,11 @@ def runs_of(trial: Trial) -> list[Run]:
     whole = Run(Mode.RING, (0, keys))
     if trial.rendered.program.attention.sink is not None:  # it would count once in each part
         return [whole]
-    runs = [whole, Run(Mode.EAGER_LAST, (0, keys // 2, keys))]
-    group = 32 * trial.rendered.launch.tiles.tile_kv  # of keys that are summarised ahead
+    group = 32 * trial.rendered.launch.tiles.tile_kv  # keys that are summarised ahead by one block
     if trial.rendered.program.workspaces and keys > group + 1:
-        runs.append(Run(Mode.EAGER, (0, group + 1, keys)))
-    return runs
+        cuts = ((0, group, keys), (0, group + 1, keys))
+        return [whole, Run(Mode.EAGER_LAST, cuts[0]), Run(Mode.EAGER, cuts[1])]
+    return [whole, Run(Mode.EAGER_LAST, (0, keys // 2, keys))]
 
 
 def run_all(golden: Golden, trial: Trial, library: Path, run: Run) -> Iterator[tuple[Any, Work]]:
