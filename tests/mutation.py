@@ -86,6 +86,7 @@ def prepare(golden: Golden) -> list[Trial]:
     for layout, rows, keys in sizes:
         problem = make_problem(golden, rows, keys)
         problem.q[0, 0, rows // 2] = np.nan
+        set_keys_apart(problem, tile_kv)
         right = reference_of(golden, problem)
         poison_dead_keys(rendered.program.attention, problem)
         trial = Trial(rendered, problem, right, layout)
@@ -93,6 +94,15 @@ def prepare(golden: Golden) -> list[Trial]:
         answers, work = ask_about_tiles(golden, trial, library), tuple(work for _, work in parts)
         trials.append(replace(trial, rendered=unused, answers=answers, work=work))
     return trials
+
+
+def set_keys_apart(problem: Problem, tile_kv: int) -> None:
+    """Documents of one key, which is the first, one inside, or the last of a tile."""
+    doc = problem.named.get("doc")
+    for number, key in enumerate((0, min(32, tile_kv - 2), tile_kv - 1), start=1):
+        at = number * tile_kv + key
+        if doc is not None and at < doc.shape[1]:
+            doc[:, at] = 1000 + number
 
 
 def poison_dead_keys(attention: Attention, problem: Problem) -> None:
@@ -139,6 +149,10 @@ def runs_of(trial: Trial) -> list[Run]:
     whole = Run(Mode.RING, (0, keys))
     if trial.rendered.program.attention.sink is not None:  # it would count once in each part
         return [whole]
+    group = 32 * trial.rendered.launch.tiles.tile_kv  # keys that are summarised ahead by one block
+    if trial.rendered.program.workspaces and keys > group + 1:
+        cuts = ((0, group, keys), (0, group + 1, keys))
+        return [whole, Run(Mode.EAGER_LAST, cuts[0]), Run(Mode.EAGER, cuts[1])]
     return [whole, Run(Mode.EAGER_LAST, (0, keys // 2, keys))]
 
 
@@ -184,9 +198,10 @@ class Work(NamedTuple):
     meetings: int
     index_reads: int
     notes: int
+    summaries: bytes
 
     @classmethod
-    def of(cls, report: RunReport) -> Work:
+    def of(cls, report: RunReport, summaries: bytes) -> Work:
         accesses = (
             report.global_loads,
             report.global_stores,
@@ -194,7 +209,7 @@ class Work(NamedTuple):
             report.shared_writes,
             report.shared_wavefronts,
         )
-        return cls(accesses, report.meetings, report.index_reads, report.notes)
+        return cls(accesses, report.meetings, report.index_reads, report.notes, summaries)
 
 
 def complain_of_other_work(found: Work, expected: Work) -> None:
@@ -205,6 +220,7 @@ def complain_of_other_work(found: Work, expected: Work) -> None:
     Fewer barriers are no complaint: what they are for is seen in races and results.
     """
     assert found.accesses == expected.accesses, "another number of accesses or wavefronts"
+    assert found.summaries == expected.summaries, "other summaries of keys"
     assert found.notes == expected.notes, "other integers or words in shared memory"
     assert found.meetings <= expected.meetings, "more barriers or warp collectives"
     assert found.index_reads <= expected.index_reads, "more steps"
@@ -236,6 +252,7 @@ def run_part(golden: Golden, trial: Trial, library: Path, keys: tuple[int, int],
         row_max=view(row_max, "row_max") if whole else None,
         **(state if needs_state else {}),
     )
+    ends = np.zeros(0, np.int32)
     if mode is not Mode.RING:  # and in the ring without what can be left out
         for workspace in rendered.program.workspaces:
             if workspace.name == "key_ends":
@@ -243,7 +260,7 @@ def run_part(golden: Golden, trial: Trial, library: Path, keys: tuple[int, int],
                 outputs = replace(outputs, key_ends=view(ends, "key_ends"))
     report = run_on_host(rendered, binding, outputs, library, mode=mode, check=True)
     assert report is not None
-    work = Work.of(report)
+    work = Work.of(report, ends.tobytes())
     if whole:
         return (o, lse, row_max), work
     if not attention.row_state.running_max:

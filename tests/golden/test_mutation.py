@@ -20,10 +20,16 @@ SMALL = [g for g in GOLDENS if g.name in NAMES]
 
 
 def test_another_number_of_accesses_and_more_work_are_complaints() -> None:
-    golden = Work((1, 2, 3, 4, 5), meetings=6, index_reads=7, notes=8)
+    golden = Work((1, 2, 3, 4, 5), meetings=6, index_reads=7, notes=8, summaries=b"9")
     complain_of_other_work(golden, golden)
     complain_of_other_work(golden._replace(meetings=5, index_reads=6), golden)
-    for wrong in ({"accesses": (1, 2, 3, 4, 4)}, {"meetings": 7}, {"index_reads": 8}, {"notes": 0}):
+    for wrong in (
+        {"accesses": (1, 2, 3, 4, 4)},
+        {"meetings": 7},
+        {"index_reads": 8},
+        {"notes": 0},
+        {"summaries": b""},
+    ):
         with pytest.raises(AssertionError):
             complain_of_other_work(golden._replace(**wrong), golden)
 
