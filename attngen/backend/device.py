@@ -41,6 +41,7 @@ __all__ = [
     "ITEM_BYTES",
     "ArrayView",
     "Device",
+    "GpuTraits",
     "allocate",
     "cuda_device",
     "current_stream",
@@ -81,6 +82,21 @@ class Device:
 
 
 CPU = Device("cpu", 0)
+
+
+@final
+@record(kw_only=True)
+class GpuTraits:
+    """What the driver says of a GPU, as far as it decides how fast a schedule is."""
+
+    name: str
+    capability: tuple[int, int]
+    multiprocessors: int
+    shared_bytes: int  # of one block, with opting in
+    l2_bytes: int
+    memory_khz: int  # the highest memory clock
+    memory_bits: int  # the width of the memory bus
+
 
 _ALIGNMENT = 16
 """Bytes that the widest copy of a kernel takes; no check of an address looks further."""

@@ -21,7 +21,7 @@ from functools import cache
 from typing import Any, NamedTuple, Protocol, TypeAlias, final
 
 from attngen.backend.cubin import KernelResources, read_resources
-from attngen.backend.device import Device
+from attngen.backend.device import Device, GpuTraits
 from attngen.backend.errors import (
     ArgumentBlockMismatch,
     CubinRefused,
@@ -69,6 +69,7 @@ class Driver(Protocol):
     def capability(self, index: int) -> tuple[int, int]: ...
     def shared_limit(self, index: int) -> int: ...
     def multiprocessors(self, index: int) -> int: ...
+    def traits(self, index: int) -> GpuTraits: ...
     def encode_tensor_map(self, tensor: TensorMap) -> bytes: ...
     def describe_version(self) -> str: ...
     def describe_status(self, status: int) -> str: ...
@@ -408,6 +409,9 @@ def load_driver() -> Driver:
 _DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _SHARED_OPT_IN = 97  # cudaDevAttrMaxSharedMemoryPerBlockOptin
 _MULTIPROCESSORS = 16  # cudaDevAttrMultiProcessorCount
+_MEMORY_KHZ = 36  # cudaDevAttrMemoryClockRate
+_MEMORY_BITS = 37  # cudaDevAttrGlobalMemoryBusWidth
+_L2_BYTES = 38  # cudaDevAttrL2CacheSize
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # cudaDevAttrComputeCapabilityMajor, …Minor
 
 _OneParameter = ctypes.c_char_p * 1
@@ -452,6 +456,19 @@ class _CupyDriver:
 
     def multiprocessors(self, index: int) -> int:
         return int(self._runtime.deviceGetAttribute(_MULTIPROCESSORS, index))
+
+    def traits(self, index: int) -> GpuTraits:
+        get = self._runtime.deviceGetAttribute
+        name = self._runtime.getDeviceProperties(index)["name"]
+        return GpuTraits(
+            name=name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name),
+            capability=self.capability(index),
+            multiprocessors=self.multiprocessors(index),
+            shared_bytes=self.shared_limit(index),
+            l2_bytes=int(get(_L2_BYTES, index)),
+            memory_khz=int(get(_MEMORY_KHZ, index)),
+            memory_bits=int(get(_MEMORY_BITS, index)),
+        )
 
     def encode_tensor_map(self, tensor: TensorMap) -> bytes:
         if self._encoder is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attngen.diagnostics.diagnostic import Diagnostic
 
-__all__ = ["NoTargetForGpu", "UnknownTarget"]
+__all__ = ["NoTargetForGpu", "UnknownDevice", "UnknownTarget"]
 
 
 class UnknownTarget(Diagnostic):
@@ -29,3 +29,15 @@ class NoTargetForGpu(Diagnostic):
     capability: str
     compiler: str
     supported: str
+
+
+class UnknownDevice(Diagnostic):
+    """A name that stands for no GPU whose properties attngen knows."""
+
+    code = "A493"
+    title = "unknown device `{name}`"
+    label = "the known ones are {known}"
+    hint = "{advice}"
+    name: str
+    known: str
+    advice: str

@@ -1,1 +1,1 @@
-"""Choosing schedules: what can be tried, what it would cost, what was measured."""
+"""Which schedule is fastest: what was measured, where, and how it is found again."""

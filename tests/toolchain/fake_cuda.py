@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from attngen.backend.device import GpuTraits
 from attngen.backend.launch import DriverError
 from attngen.backend.nvrtc import Emit, Outcome
 from attngen.cpu.tensor_map import encode_for_cpu
@@ -87,6 +88,18 @@ class FakeDriver:
 
     def multiprocessors(self, index: int) -> int:
         return 132
+
+    def traits(self, index: int) -> GpuTraits:
+        """Those of an H200, with this driver's capability and limit."""
+        return GpuTraits(
+            name="NVIDIA H200",
+            capability=self.capability(index),
+            multiprocessors=self.multiprocessors(index),
+            shared_bytes=self.limit,
+            l2_bytes=60 << 20,
+            memory_khz=3_201_000,
+            memory_bits=6144,
+        )
 
     def encode_tensor_map(self, tensor: TensorMap) -> bytes:
         return encode_for_cpu(tensor)
