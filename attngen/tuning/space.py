@@ -15,12 +15,12 @@ from attngen.kernels import all_families
 from attngen.record import record
 from attngen.targets.base import Target
 
-__all__ = ["Rejected", "Space", "collect", "describe"]
+__all__ = ["Rejection", "Space", "collect", "describe"]
 
 
 @final
 @record
-class Rejected:
+class Rejection:
     """A schedule that is not tried any further, and why."""
 
     schedule: Schedule
@@ -40,7 +40,7 @@ class Space:
 
     default: Schedule
     candidates: tuple[Schedule, ...]
-    rejected: tuple[Rejected, ...]
+    rejected: tuple[Rejection, ...]
     refusals: tuple[tuple[str, str], ...]
 
 
@@ -51,7 +51,7 @@ def collect(attention: Attention, schedule: Schedule, target: Target) -> Space:
     """
     _, default, _ = choose_family(attention, schedule, target)
     candidates = {default: None}  # an ordered set
-    rejected: list[Rejected] = []
+    rejected: list[Rejection] = []
     refusals: list[tuple[str, str]] = []
     for name, family in all_families().items():
         if schedule.kernel not in (None, name):
@@ -63,7 +63,7 @@ def collect(attention: Attention, schedule: Schedule, target: Target) -> Space:
             reasons = family.reasons_against(attention, offered, target)
             complete = family.complete(attention, offered, target)
             if reasons:
-                rejected.append(Rejected(complete, "; ".join(reasons)))
+                rejected.append(Rejection(complete, "; ".join(reasons)))
             else:
                 candidates[complete] = None
     return Space(default, tuple(candidates), tuple(rejected), tuple(refusals))

@@ -1,0 +1,76 @@
+"""The call that schedules are tuned for: its sizes, params and tensors, with q, k and v made up.
+
+The tuner and the process that times make the same operands from the same numbers, so that only a
+seed travels between them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias, final
+
+import numpy as np
+
+from attngen.backend.device import numpy_dtype
+from attngen.binding import Layout
+from attngen.ir.attention import Attention
+from attngen.record import record
+
+__all__ = ["Call", "make_operands"]
+
+Array: TypeAlias = Any
+
+_PERIOD: Final = (1 << 20) + 7
+"""A prime: no row is as long as it, so equal numbers never stand at equal places of two rows."""
+_SIZES: Final[Mapping[str, tuple[str, ...]]] = {
+    "q": ("B", "Hq", "Sq", "Dqk"),
+    "k": ("B", "Hkv", "Skv", "Dqk"),
+    "v": ("B", "Hkv", "Skv", "Dv"),
+}
+
+
+@final
+@record(eq=False)
+class Call:
+    """One call of a specialised attention.
+
+    sizes:    B, Hq, Hkv, Sq, Skv, Dqk, Dv, and those that tensors name.
+    tensors:  NumPy arrays, with all their declared dimensions or without optional ones.
+    layout:   the order of q, k, v and o in memory.
+    """
+
+    sizes: Mapping[str, int]
+    params: Mapping[str, bool | int | float]
+    tensors: Mapping[str, Array]
+    layout: Layout = "bhsd"
+    seed: int = 0
+
+    def shape(self, operand: str) -> tuple[int, ...]:
+        """Of q, k, v or o in memory."""
+        names = ("B", "Hq", "Sq", "Dv") if operand == "o" else _SIZES[operand]
+        b, h, s, d = (self.sizes[name] for name in names)
+        return (b, h, s, d) if self.layout == "bhsd" else (b, s, h, d)
+
+    @property
+    def name(self) -> str:
+        """The sizes in short: `B 2, Hq 16, Hkv 16, Sq 8192, Skv 8192`."""
+        return ", ".join(f"{n} {self.sizes[n]}" for n in ("B", "Hq", "Hkv", "Sq", "Skv"))
+
+
+def make_operands(attention: Attention, call: Call) -> dict[str, Array]:
+    """q, k and v: normal numbers, which draw the power that real ones do.
+
+    A stretch of them is repeated, since making as many as a long call has takes seconds.
+    """
+    assert attention.dtype is not None
+    dtype = numpy_dtype(attention.dtype.name)
+    made = {}
+    for number, name in enumerate(_SIZES):
+        shape = call.shape(name)
+        count = math.prod(shape)
+        stretch = np.random.default_rng((call.seed, number)).standard_normal(
+            min(count, _PERIOD), np.float32
+        )
+        made[name] = np.resize(stretch.astype(dtype), count).reshape(shape)
+    return made
