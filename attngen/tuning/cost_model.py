@@ -193,7 +193,7 @@ class CostModel:
         full, partial = self._steps(schedule.tile_q, schedule.tile_kv)
         per_step, masked = self._step_clocks(schedule)
         steps = full + partial
-        per_tile = {name: clocks * steps for name, clocks in per_step.items()}
+        per_tile: dict[str, Any] = {name: clocks * steps for name, clocks in per_step.items()}
         per_tile["mask"] = masked * partial
         per_tile["tiles"] = self._tile_clocks(schedule) * (steps > 0)
         of_tile: Floats = np.sum(list(per_tile.values()), axis=0)
