@@ -1,4 +1,4 @@
-"""The call that schedules are tuned for: its sizes, params and tensors, with q, k and v made up.
+"""What schedules are tuned for: one attention, and one call of it, with q, k and v made up.
 
 The tuner and the process that times make the same operands from the same numbers, so that only a
 seed travels between them.
@@ -12,12 +12,19 @@ from typing import Any, Final, TypeAlias, final
 
 import numpy as np
 
-from attngen.backend.device import numpy_dtype
+from attngen.backend.device import ArrayView, numpy_dtype
 from attngen.binding import Layout
+from attngen.frontend.check import check
+from attngen.frontend.load import Unit
 from attngen.ir.attention import Attention
+from attngen.ir.schedule import Schedule
+from attngen.ir.types import Element
+from attngen.passes.pipeline import run_passes
+from attngen.passes.specialize import specialize
 from attngen.record import record
+from attngen.targets.base import Target
 
-__all__ = ["Call", "make_operands"]
+__all__ = ["Call", "Subject", "in_bhsd", "make_operands"]
 
 Array: TypeAlias = Any
 
@@ -28,6 +35,36 @@ _SIZES: Final[Mapping[str, tuple[str, ...]]] = {
     "k": ("B", "Hkv", "Skv", "Dqk"),
     "v": ("B", "Hkv", "Skv", "Dv"),
 }
+
+
+@final
+@record(eq=False)
+class Subject:
+    """One attention with nothing left open.
+
+    unit, consts:  what the oracle reads.
+    attention:     the same, as kernels are made from it.
+    schedule:      what its file fixes; the rest is to be found.
+    """
+
+    unit: Unit
+    consts: Mapping[str, bool | int | float]
+    attention: Attention
+    schedule: Schedule
+    target: Target
+
+    @staticmethod
+    def of(
+        unit: Unit,
+        dtype: Element,
+        head_dims: tuple[int, int],
+        target: Target,
+        consts: Mapping[str, bool | int | float] | None = None,
+    ) -> Subject:
+        """Errors:  every fault of the text at this dtype and these head dims."""
+        checked = check(unit, consts=consts, dtype=dtype.name, head_dim=head_dims)
+        attention = run_passes(specialize(checked.attention, dtype, *head_dims))
+        return Subject(unit, consts or {}, attention, checked.schedule_for(target.name), target)
 
 
 @final
@@ -74,3 +111,11 @@ def make_operands(attention: Attention, call: Call) -> dict[str, Array]:
         )
         made[name] = np.resize(stretch.astype(dtype), count).reshape(shape)
     return made
+
+
+def in_bhsd(view: ArrayView, layout: Layout) -> ArrayView:
+    """The same array seen as [B, H, S, D]."""
+    if layout == "bhsd":
+        return view
+    (b, s, h, d), (sb, ss, sh, sd) = view.shape, view.strides
+    return view._replace(shape=(b, h, s, d), strides=(sb, sh, ss, sd))
