@@ -45,6 +45,7 @@ from attngen.compiler import (
     Rendered,
     lower_program,
     plan_for_numpy,
+    reasons_against,
     render_lowered,
     render_program,
 )
@@ -56,18 +57,22 @@ from attngen.frontend.check import Checked, check
 from attngen.frontend.load import Unit, load_file, load_text
 from attngen.frontend.schedule_text import override_schedule
 from attngen.ir.attention import Attention
-from attngen.ir.digest import digest_attention
+from attngen.ir.digest import digest_attention, digest_operation
 from attngen.ir.program import Program, Workspace
+from attngen.ir.schedule import Schedule
 from attngen.ir.types import Element
 from attngen.partial import PartialState
 from attngen.targets.base import Target
 
 if TYPE_CHECKING:
     from attngen.engines.cuda_engine import Launched
+    from attngen.tuning.device_class import DeviceClass
+    from attngen.tuning.lookup import Answer
 
-__all__ = ["Engine", "Kernel", "Layout", "compile", "compile_text"]
+__all__ = ["Engine", "Kernel", "Layout", "Tune", "compile", "compile_text"]
 
 Engine: TypeAlias = Literal["auto", "cuda", "cpu", "numpy"]
+Tune: TypeAlias = Literal["auto", "cached", "off"]
 Array: TypeAlias = Any
 
 _DEFAULT_CPU_TARGET = "sm_80"
@@ -83,6 +88,7 @@ def compile(
     arch: str | None = None,
     engine: Engine = "auto",
     schedule: str | None = None,
+    tune: Tune = "auto",
 ) -> Kernel:
     """A callable for the attention variant of a `.attn` file.
 
@@ -93,9 +99,12 @@ def compile(
     engine:    "cuda", "cpu" (the CUDA text on the CPU), "numpy" (the loop nest in NumPy), or
                "auto": where the arrays are, and NumPy where there is no C++ compiler.
     schedule:  lines of a schedule block that win over the file's, "passes two; tile q = 16".
+    tune:      who chooses, on a GPU, what the schedule leaves open.  "cached": tuning records, and
+               the kernel family where there are none; "auto": the best that is known without
+               measuring; "off": the kernel family.
     Errors:    AttnError with every fault of the file, each at its place.
     """
-    return Kernel(load_file(Path(path)), consts, dtype, head_dim, arch, engine, schedule)
+    return Kernel(load_file(Path(path)), consts, dtype, head_dim, arch, engine, schedule, tune)
 
 
 def compile_text(
@@ -108,9 +117,11 @@ def compile_text(
     arch: str | None = None,
     engine: Engine = "auto",
     schedule: str | None = None,
+    tune: Tune = "auto",
 ) -> Kernel:
     """`compile` for a text; `name` is what errors call it."""
-    return Kernel(load_text(text, name=name), consts, dtype, head_dim, arch, engine, schedule)
+    unit = load_text(text, name=name)
+    return Kernel(unit, consts, dtype, head_dim, arch, engine, schedule, tune)
 
 
 class _Key(NamedTuple):
@@ -121,7 +132,11 @@ class _Key(NamedTuple):
     target: str | None
     is_checked: bool
     is_aligned: bool = True  # the layout class
-    family: str = ""
+    schedule: Schedule | None = None  # complete, with its family
+
+
+_LoweredKey: TypeAlias = tuple[str, tuple[int, int], str, str | None, Schedule | None]
+"""Element type, head dims, target, and a family or a schedule that has to run it."""
 
 
 class _Compiled:
@@ -150,7 +165,9 @@ class _Compiled:
 class Kernel:
     """One attention variant, compiled for each dtype, head dim and GPU at its first use.
 
-    With a fixed schedule a new length, batch, head count or param never compiles.  A stride or
+    With a fixed schedule a new length, batch, head count or param never compiles.  Where the
+    schedule leaves something open, tuning records may choose differently for other lengths, and
+    there is one compilation for each schedule that they choose.  A stride or
     address does once, in kernel families that copy 16 bytes at a time: the first q, k or v that
     has an address or stride for which that is not possible gets a second, slower text, and a
     warning says so.  `compilations` counts.  Threads may share a kernel.
@@ -165,8 +182,10 @@ class Kernel:
         arch: str | None = None,
         engine: Engine = "auto",
         schedule: str | None = None,
+        tune: Tune = "auto",
     ) -> None:
         _require_choice("engine", engine, Engine)
+        _require_choice("tune", tune, Tune)
         if schedule is not None:
             unit = override_schedule(unit, schedule)
         self.unit = unit
@@ -176,8 +195,11 @@ class Kernel:
         require_free_names(self.checked.attention)
         self._arch = None if arch is None else targets.get(arch)
         self._engine = engine
+        self._tune = tune
         self._targets: dict[int, Target] = {}  # by index of GPU
-        self._lowered: dict[tuple[str, tuple[int, int], str, str | None], Lowered] = {}
+        self._classes: dict[int, DeviceClass] = {}  # likewise
+        self._operations: dict[tuple[str, tuple[int, int]], str] = {}  # digests
+        self._lowered: dict[_LoweredKey, Lowered] = {}
         self._compiled: dict[_Key, _Compiled] = {}
         self._lock = threading.Lock()
         self._integers = IntegerCheck(self.checked.attention)
@@ -195,7 +217,8 @@ class Kernel:
     @property
     def digest(self) -> str:
         """The same for kernels that compute the same, in the same way, on the same machine."""
-        chosen = (self._dtype, self._head_dims, self._arch and self._arch.name, self._engine)
+        arch = self._arch and self._arch.name
+        chosen = (self._dtype, self._head_dims, arch, self._engine, self._tune)
         text = f"{digest_attention(self.attention)}\n{self.checked.schedules}\n{chosen}"
         return sha256(text.encode()).hexdigest()
 
@@ -287,6 +310,7 @@ class Kernel:
         dtype: str | None = None,
         head_dim: int | tuple[int, int] | None = None,
         devices: Sequence[int] = (0,),
+        shapes: Sequence[Mapping[str, int]] = (),
     ) -> None:
         """Compile and load ahead of the first call, for the given GPUs.
 
@@ -294,11 +318,36 @@ class Kernel:
         text of its own for q, k and v that cannot be copied 16 bytes at a time, this is not it.
 
         dtype, head_dim:  needed where the variant leaves them to the first call.
+        shapes:           sizes (B, Hq, Hkv, Sq, Skv) of the calls to come, where tuning records
+                          may choose a schedule for each.
         """
         element, dims = self._decided(dtype, head_dim)
         on_cpu = self._engine in ("cpu", "numpy")
         for device in (CPU,) if on_cpu else map(cuda_device, devices):
             self._make_ready(self._specialise(element, dims, device), device)
+            for shape in shapes:
+                schedule = self._tuned(element, dims, device, shape)
+                compiled = self._specialise(element, dims, device, schedule=schedule)
+                self._make_ready(compiled, device)
+
+    def find_schedule(
+        self,
+        device: DeviceClass,
+        shape: Mapping[str, int],
+        *,
+        dtype: str | None = None,
+        head_dim: int | tuple[int, int] | None = None,
+    ) -> Answer:
+        """Which schedule calls of one shape have on a class of GPU, and where it comes from.
+
+        This needs no GPU.
+
+        shape:   sizes B, Hq, Hkv, Sq and Skv.
+        Errors:  A491 no target for the device; those of `render`.
+        """
+        element, dims = self._decided(dtype, head_dim)
+        lowered = self._lower(element, dims, targets.get(device.arch))
+        return self._ask(lowered, shape, device, is_aligned=True)
 
     def render(
         self,
@@ -428,7 +477,60 @@ class Kernel:
     ) -> _Compiled:
         operands = {"q": binding.q, "k": binding.k, "v": binding.v}
         dims = binding.sizes["Dqk"], binding.sizes["Dv"]
-        return self._specialise(binding.dtype, dims, device, operands, is_checked=is_checked)
+        schedule = self._tuned(binding.dtype, dims, device, binding.sizes, operands)
+        return self._specialise(
+            binding.dtype, dims, device, operands, schedule=schedule, is_checked=is_checked
+        )
+
+    def _tuned(
+        self,
+        dtype: Element,
+        dims: tuple[int, int],
+        device: Device,
+        sizes: Mapping[str, int],
+        operands: Mapping[str, ArrayView] | None = None,
+    ) -> Schedule | None:
+        """What tuning chooses for a call of these sizes; None where it chooses nothing."""
+        target = self._target(device)
+        if target is None or device.kind != "cuda" or self._tune == "off":
+            return None
+        known = self._classes.get(device.index)
+        if known is None:
+            from attngen.tuning.device_class import DeviceClass
+
+            known = self._classes[device.index] = DeviceClass.of(device)
+        if known.arch != target.name:
+            return None  # `arch` asks for a text that is not the GPU's own
+        lowered = self._lower(dtype, dims, target)
+        is_aligned = operands is None or lowered.family.why_unaligned(operands) is None
+        return self._ask(lowered, sizes, known, is_aligned=is_aligned).schedule
+
+    def _ask(
+        self, lowered: Lowered, sizes: Mapping[str, int], device: DeviceClass, *, is_aligned: bool
+    ) -> Answer:
+        """`lowered` is what runs with the schedule as it is written."""
+        from attngen.tuning.lookup import Question, open_lookup
+        from attngen.tuning.problem import LayoutClass, Problem
+
+        attention, target = lowered.program.attention, lowered.target
+        element, qk, v = attention.dtype, attention.head_dim_qk, attention.head_dim_v
+        assert element is not None
+        assert qk is not None
+        assert v is not None
+        op = self._operations.get((element.name, (qk, v)))
+        if op is None:
+            op = self._operations[element.name, (qk, v)] = digest_operation(attention)
+        problem = Problem.of(
+            element.name,
+            {**sizes, "Dqk": qk, "Dv": v},
+            device.sm_count,
+            layout=LayoutClass.ALIGNED if is_aligned else LayoutClass.ANY,
+        )
+        question = Question(op, problem, device, self.checked.schedule_for(target.name))
+        answer = open_lookup().find(question, lambda s: reasons_against(attention, s, target))
+        if answer.notes:
+            _say_once(f"{self.name}: {'; '.join(answer.notes)}")
+        return answer
 
     def _specialise(
         self,
@@ -437,6 +539,7 @@ class Kernel:
         device: Device,
         operands: Mapping[str, ArrayView] | None = None,
         *,
+        schedule: Schedule | None = None,
         is_checked: bool = False,
     ) -> _Compiled:
         """What runs operands like these; without any, what runs aligned ones."""
@@ -446,9 +549,9 @@ class Kernel:
             return self._find_or_make(
                 key, lambda: _Compiled(plan_for_numpy(self.checked, dtype, dims))
             )
-        lowered, obstacle = self._lower_for(dtype, dims, target, operands)
-        family = lowered.family
-        key = _Key(dtype.name, dims, target.name, is_checked, obstacle is None, family.name)
+        lowered, obstacle = self._lower_for(dtype, dims, target, operands, schedule)
+        family, complete = lowered.family, lowered.program.schedule
+        key = _Key(dtype.name, dims, target.name, is_checked, obstacle is None, complete)
 
         def make() -> _Compiled:
             rendered = render_lowered(lowered, is_checked=is_checked, is_aligned=key.is_aligned)
@@ -474,31 +577,40 @@ class Kernel:
         dims: tuple[int, int],
         target: Target,
         operands: Mapping[str, ArrayView] | None,
+        schedule: Schedule | None,
     ) -> tuple[Lowered, str | None]:
         """The program of the family that takes operands like these, or of the one that stands in.
 
         With it what stands against its text for aligned operands.
         """
-        lowered = self._lower(dtype, dims, target)
+        lowered = self._lower(dtype, dims, target, schedule=schedule)
         if operands is None or (obstacle := lowered.family.why_unaligned(operands)) is None:
             return lowered, None
         stand_in = lowered.family.stand_in
         if stand_in is None:
             return lowered, obstacle
         _say_once(f"{self.name}: {stand_in} stands in for {lowered.family.name}: {obstacle}")
-        lowered = self._lower(dtype, dims, target, stand_in)
+        lowered = self._lower(dtype, dims, target, family=stand_in)
         return lowered, lowered.family.why_unaligned(operands)
 
     def _lower(
-        self, dtype: Element, dims: tuple[int, int], target: Target, family: str | None = None
+        self,
+        dtype: Element,
+        dims: tuple[int, int],
+        target: Target,
+        *,
+        family: str | None = None,
+        schedule: Schedule | None = None,
     ) -> Lowered:
-        key = dtype.name, dims, target.name, family
+        key = dtype.name, dims, target.name, family, schedule
         found = self._lowered.get(key)
         if found is None:
             with self._lock:
                 found = self._lowered.get(key)
                 if found is None:
-                    found = lower_program(self.checked, dtype, dims, target, family=family)
+                    found = lower_program(
+                        self.checked, dtype, dims, target, family=family, schedule=schedule
+                    )
                     if found.notes:
                         _say_once(f"{self.name}: {'; '.join(found.notes)}")
                     self._lowered[key] = found

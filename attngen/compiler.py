@@ -38,7 +38,7 @@ from attngen.targets.base import Target
 
 __all__ = [
     "Lowered", "Rendered", "choose_family", "lower_program", "lower_schedule", "plan_for_numpy",
-    "render_lowered", "render_program",
+    "reasons_against", "render_lowered", "render_program",
 ]  # fmt: skip
 
 
@@ -90,16 +90,18 @@ def lower_program(
     target: Target,
     *,
     family: str | None = None,
+    schedule: Schedule | None = None,
     observe: Observer | None = None,
 ) -> Lowered:
     """Compile one specialisation down to its loop nest.
 
-    family:  one that has to run it, with tiles of its own, whatever the schedule says.
+    family:    one that has to run it, with tiles of its own, whatever the schedule says.
+    schedule:  takes the place of what the variant's blocks say for the target.
     Units:   `head_dims` is (Dqk, Dv).
     Errors:  A452 the family (or every one) refuses the problem.
     """
     attention = run_passes(specialize(checked.attention, dtype, *head_dims), observe)
-    schedule = checked.schedule_for(target.name)
+    schedule = schedule or checked.schedule_for(target.name)
     if family is not None:
         schedule = replace(_with_free_tiles(schedule), kernel=family)
     _, schedule, notes = choose_family(attention, schedule, target)
@@ -182,6 +184,16 @@ def choose_family(
             return family, complete, (*notes, f"{family.name} runs it with {tile} instead")
     last = candidates[-1]
     raise AttnError(FamilyRefuses(None, last.name, target.name, "; ".join(reasons)))
+
+
+def reasons_against(attention: Attention, schedule: Schedule, target: Target) -> tuple[str, ...]:
+    """Why a complete schedule, from anywhere, cannot run a problem; empty when it can."""
+    family = all_families().get(schedule.kernel or "")
+    if family is None:
+        return (f"there is no kernel family `{schedule.kernel}`",)
+    if attention.dtype not in family.dtypes or not target.features.issuperset(family.features):
+        return (f"{family.name} is not made for this element type or target",)
+    return family.reasons_against(attention, schedule, target)
 
 
 def _with_free_tiles(schedule: Schedule) -> Schedule:

@@ -29,7 +29,9 @@ from typing import final
 
 from attngen.options import settings
 
-__all__ = ["CacheWarning", "DiskCache", "make_key", "open_cache"]
+__all__ = [
+    "CacheWarning", "DiskCache", "find_directory", "make_key", "open_cache", "write_whole",
+]  # fmt: skip
 
 KERNELS = "kernels"
 
@@ -50,11 +52,16 @@ def make_key(*parts: str) -> str:
 
 def open_cache(folder: str = KERNELS, suffix: str = ".entry") -> DiskCache | None:
     """One folder of the cache that the environment asks for; None where it is turned off."""
+    directory = find_directory()
+    return None if directory is None else _open_folder(directory, folder, suffix)
+
+
+def find_directory() -> Path | None:
+    """The directory of the cache that the environment asks for; None where it is turned off."""
     chosen = settings()
     if not chosen.is_cache_on:
         return None
-    directory = chosen.cache_dir or _find_user_directory()
-    return _open_folder(directory.absolute(), folder, suffix)
+    return (chosen.cache_dir or _find_user_directory()).absolute()
 
 
 @cache
@@ -126,7 +133,7 @@ class DiskCache:
         for _ in range(_ATTEMPTS):
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                _write_whole(path, header + content)
+                write_whole(path, header + content)
                 return True
             except FileNotFoundError:
                 continue  # somebody deletes the directory at this moment; make it once more
@@ -153,8 +160,11 @@ class DiskCache:
             warnings.warn(text, CacheWarning, stacklevel=4)
 
 
-def _write_whole(path: Path, data: bytes) -> None:
-    """Make `path` hold `data` in one step; nothing is left behind when that fails."""
+def write_whole(path: Path, data: bytes) -> None:
+    """Make `path` hold `data` in one step; nothing is left behind when that fails.
+
+    A process that is killed meanwhile leaves a temporary file, which a later call removes.
+    """
     from uuid import uuid4
 
     _remove_abandoned(path.parent)

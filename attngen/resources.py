@@ -1,7 +1,7 @@
 """Where the grammar, the CUDA templates and other data are: the only module that knows.
 
 Installed from a wheel they lie in `attngen/_data/`; in a checkout (editable, or not installed
-at all) they are the top-level folders `grammar/` and `templates/`.
+at all) they are the top-level folders `grammar/`, `templates/` and `tuned/`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ __all__ = [
     "package_folder",
     "template_names",
     "template_source",
+    "tuned_folder",
 ]
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -63,6 +64,11 @@ def template_names() -> tuple[str, ...]:
                 yield prefix + child.name
 
     return tuple(sorted(walk(_folder("templates"), "")))
+
+
+def tuned_folder() -> Traversable:
+    """The tuning records that come with attngen."""
+    return _folder("tuned")
 
 
 def _file(folder: str, name: str) -> Traversable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import NamedTuple
 
 from attngen import __version__
@@ -17,7 +18,7 @@ from attngen.diagnostics.diagnostic import AttnError
 from attngen.diagnostics.span import Source
 from attngen.engines.outputs import Outputs, argument_values, due_launches
 
-__all__ = ["Launched", "compile_rendered", "launch_on_gpu", "resources_of"]
+__all__ = ["Launched", "compile_rendered", "digest_code", "launch_on_gpu", "resources_of"]
 
 
 def compile_rendered(rendered: Rendered, text: str | None = None) -> Compiled:
@@ -45,6 +46,16 @@ def compile_rendered(rendered: Rendered, text: str | None = None) -> Compiled:
 def resources_of(rendered: Rendered, compiled: Compiled) -> KernelResources:
     """Registers, stack and shared memory that the compiler gave the kernel that writes o."""
     return read_resources(compiled.binary)[rendered.launch.kernel]
+
+
+def digest_code(rendered: Rendered, compiled: Compiled) -> str:
+    """SHA-256 of the machine code of a program: of its kernel, or of the digests of several.
+
+    The same in every cubin that holds this code, whatever compiler wrote it.
+    """
+    found = read_resources(compiled.binary)
+    digests = [found[launch.kernel].code_digest for launch in rendered.program.launches]
+    return digests[0] if len(digests) == 1 else sha256("".join(digests).encode()).hexdigest()
 
 
 class Launched(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Protocol, final
 from attngen import options
 from attngen.backend.nvrtc import spills_from_log
 from attngen.compiler import Rendered, lower_schedule, render_lowered
-from attngen.engines.cuda_engine import compile_rendered, resources_of
+from attngen.engines.cuda_engine import compile_rendered, digest_code, resources_of
 from attngen.ir.schedule import Schedule
 from attngen.record import record
 from attngen.tuning.call import Subject
@@ -64,7 +64,8 @@ class CudaBuilder:
             spill_bytes=sum(each.store_bytes + each.load_bytes for each in spills),
             shared_bytes=found.shared_bytes + rendered.launch.shared_bytes,
         )
-        return Build(schedule, rendered, compiled.binary, found.code_digest, resources)
+        sass = digest_code(rendered, compiled)
+        return Build(schedule, rendered, compiled.binary, sass, resources)
 
 
 @final

@@ -96,7 +96,9 @@ class DeviceClass:
             bandwidth_tb_s=float(found["bandwidth"]),
             mig=found["mig"],
         )
-        return device if device.name == name else None  # one name for one class: no "0132sm"
+        is_possible = device.sm_count > 0 and device.bandwidth_tb_s > 0
+        # One name for one class: no "0132sm".
+        return device if is_possible and device.name == name else None
 
     @staticmethod
     def named(text: str) -> DeviceClass:

@@ -364,7 +364,7 @@ def _read_problem(value: Any) -> Problem:
     dims = given["head_dims"]
     if not isinstance(dims, list) or len(dims) != 2:
         _refuse("head_dims is no pair")
-    if given["dtype"] not in FLOATING:
+    if _match(given["dtype"], _WORD, "dtype") not in FLOATING:
         _refuse("dtype is none of attngen's")
     waves = _number(given["waves"], "waves", low=2.0**-10, high=2.0**10)
     if not math.log2(waves).is_integer():

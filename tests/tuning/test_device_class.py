@@ -70,6 +70,8 @@ def test_every_alias_is_a_class_of_a_target() -> None:
     [
         "",
         "h200",
+        "sm_90a-0sm-227k-l2.60m-hbm4.9",
+        "sm_90a-132sm-227k-l2.60m-hbm0.0",
         "sm_90a-0132sm-227k-l2.60m-hbm4.9",
         "sm_90a-132sm-227k-l2.60m-hbm04.9",
         "sm_90a-132sm-227k-l2.60m-hbm4.9/../..",
