@@ -23,8 +23,9 @@ __all__ = ["Build", "Builder", "CudaBuilder", "HostBuilder"]
 class Build:
     """A compiled schedule.
 
-    code:  a cubin; for the CPU the path of a library.
-    sass:  the digest of the machine code.
+    code:      a cubin; for the CPU the path of a library.
+    sass:      the digest of the machine code.
+    compiler:  its version.
     """
 
     schedule: Schedule
@@ -32,6 +33,7 @@ class Build:
     code: bytes | Path
     sass: str
     resources: Resources
+    compiler: str
 
     @property
     def reason_against(self) -> str | None:
@@ -65,7 +67,8 @@ class CudaBuilder:
             shared_bytes=found.shared_bytes + rendered.launch.shared_bytes,
         )
         sass = digest_code(rendered, compiled)
-        return Build(schedule, rendered, compiled.binary, sass, resources)
+        version = compiled.compiler_version
+        return Build(schedule, rendered, compiled.binary, sass, resources, version)
 
 
 @final
@@ -76,13 +79,14 @@ class HostBuilder:
         self._subject = subject
 
     def build(self, schedule: Schedule) -> Build:
-        from attngen.cpu.build import build_library
+        from attngen.cpu.build import build_library, find_compiler
 
-        rendered = _render(self._subject, schedule)
-        library = build_library(rendered.source, cache_dir=options.host_cache_dir())
+        rendered, compiler = _render(self._subject, schedule), find_compiler()
+        folder = options.host_cache_dir()
+        library = build_library(rendered.source, cache_dir=folder, compiler=compiler)
         resources = Resources(registers=0, spill_bytes=0, shared_bytes=rendered.launch.shared_bytes)
         sass = sha256(library.read_bytes()).hexdigest()
-        return Build(schedule, rendered, library, sass, resources)
+        return Build(schedule, rendered, library, sass, resources, compiler.version)
 
 
 def _render(subject: Subject, schedule: Schedule) -> Rendered:

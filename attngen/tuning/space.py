@@ -36,12 +36,14 @@ class Space:
     candidates:  what can be compiled, each once.
     rejected:    what a family offers and its resource formulas refuse.
     refusals:    families that take none of it, by name, and why.
+    target:      its name.
     """
 
     default: Schedule
     candidates: tuple[Schedule, ...]
     rejected: tuple[Rejection, ...]
     refusals: tuple[tuple[str, str], ...]
+    target: str
 
 
 def collect(attention: Attention, schedule: Schedule, target: Target) -> Space:
@@ -66,7 +68,7 @@ def collect(attention: Attention, schedule: Schedule, target: Target) -> Space:
                 rejected.append(Rejection(complete, "; ".join(reasons)))
             else:
                 candidates[complete] = None
-    return Space(default, tuple(candidates), tuple(rejected), tuple(refusals))
+    return Space(default, tuple(candidates), tuple(rejected), tuple(refusals), target.name)
 
 
 def describe(schedule: Schedule) -> str:
