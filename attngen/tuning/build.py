@@ -25,7 +25,7 @@ class Build:
 
     code:      a cubin; for the CPU the path of a library.
     sass:      the digest of the machine code.
-    compiler:  its version.
+    compiler:  its version, or "cpu".
     """
 
     schedule: Schedule
@@ -79,14 +79,13 @@ class HostBuilder:
         self._subject = subject
 
     def build(self, schedule: Schedule) -> Build:
-        from attngen.cpu.build import build_library, find_compiler
+        from attngen.cpu.build import build_library
 
-        rendered, compiler = _render(self._subject, schedule), find_compiler()
-        folder = options.host_cache_dir()
-        library = build_library(rendered.source, cache_dir=folder, compiler=compiler)
+        rendered = _render(self._subject, schedule)
+        library = build_library(rendered.source, cache_dir=options.host_cache_dir())
         resources = Resources(registers=0, spill_bytes=0, shared_bytes=rendered.launch.shared_bytes)
         sass = sha256(library.read_bytes()).hexdigest()
-        return Build(schedule, rendered, library, sass, resources, compiler.version)
+        return Build(schedule, rendered, library, sass, resources, "cpu")
 
 
 def _render(subject: Subject, schedule: Schedule) -> Rendered:

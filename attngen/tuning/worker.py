@@ -23,7 +23,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any, Final, TypeAlias, final
 
@@ -38,6 +38,7 @@ from attngen.tuning.timing import LostError
 __all__ = ["Patience", "Worker", "main"]
 
 Answer: TypeAlias = Mapping[str, Any]
+MakeExams: TypeAlias = Callable[[], Sequence[Exam]]
 
 _LENGTH: Final = struct.Struct("<Q")
 _LONGEST_LINE: Final = 1 << 16
@@ -68,12 +69,14 @@ class Worker:
     """
 
     def __init__(
-        self, make_bench: MakeBench, exams: Sequence[Exam], patience: Patience | None = None
+        self, make_bench: MakeBench, make_exams: MakeExams, patience: Patience | None = None
     ) -> None:
+        """Both are called when the first candidate is there: exams while others compile."""
         self.restarts = -1
         self.mode = "events"
         self._make_bench = make_bench
-        self._exams = tuple(exams)
+        self._make_exams = make_exams
+        self._exams: tuple[Exam, ...] | None = None
         self._patience = patience or Patience()
         self._builds: dict[str, Build] = {}
         self._process: _Process | None = None
@@ -127,6 +130,8 @@ class Worker:
 
         Errors:  A472 where that cannot be done, for which no candidate is to blame.
         """
+        if self._exams is None:
+            self._exams = tuple(self._make_exams())
         if self._process is None:
             self.restarts += 1
             self._loaded.clear()

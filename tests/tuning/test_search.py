@@ -281,7 +281,9 @@ def test_a_search_survives_every_kind_of_harm() -> None:
     broken = dict(zip(_schedules(), BREAKS.values(), strict=False))
     space = Space(good[0], (*good, *broken), (), (), "sm_80")
     model = CostModel(subject.attention, call, DeviceClass.named("a100-80g"))
-    stand = Worker(HostBench, exams_of(subject, call), Patience(open_s=60, check_s=6, sample_s=6))
+    stand = Worker(
+        HostBench, lambda: exams_of(subject, call), Patience(open_s=60, check_s=6, sample_s=6)
+    )
     plan = Plan(
         most=20, beside=0, budget_s=None, compilers=2,
         race=RacePlan(min_rounds=2, max_rounds=2, sample_ms=0.0),

@@ -46,7 +46,7 @@ def test_harm_costs_only_the_candidate_that_does_it(harm: str) -> None:
     builder = BrokenBuilder(subject, {BROKEN: BREAKS[harm]})
     words, is_restarted = HARM[harm]
     mine = np.arange(1000.0)
-    with Worker(HostBench, exams_of(subject, call), PATIENCE) as worker:
+    with Worker(HostBench, lambda: exams_of(subject, call), PATIENCE) as worker:
         assert worker.check("good", builder.build(GOOD)).bound_ratio <= 1
         with pytest.raises(LostError, match=words):
             worker.check("broken", builder.build(BROKEN))
@@ -60,14 +60,14 @@ def test_harm_costs_only_the_candidate_that_does_it(harm: str) -> None:
 def test_what_is_wrong_only_on_ragged_lengths_passes_the_exam_without() -> None:
     subject, call = subject_of(), call_of()
     build = BrokenBuilder(subject, {BROKEN: BREAKS["wrong on ragged"]}).build(BROKEN)
-    with Worker(HostBench, exams_of(subject, call)[:1], PATIENCE) as worker:
+    with Worker(HostBench, lambda: exams_of(subject, call)[:1], PATIENCE) as worker:
         assert worker.check("broken", build).bound_ratio <= 1
 
 
 def test_a_process_that_is_killed_between_samples_is_replaced() -> None:
     subject, call = subject_of(), call_of()
     build = BrokenBuilder(subject, {}).build(GOOD)
-    with Worker(HostBench, exams_of(subject, call), PATIENCE) as worker:
+    with Worker(HostBench, lambda: exams_of(subject, call), PATIENCE) as worker:
         worker.check("good", build)
         assert worker._process is not None
         os.kill(worker._process._popen.pid, signal.SIGKILL)
@@ -87,7 +87,7 @@ class NoDevice:
 def test_a_device_that_cannot_be_opened_is_no_candidate_s_fault() -> None:
     subject, call = subject_of(), call_of()
     build = BrokenBuilder(subject, {}).build(GOOD)
-    worker = Worker(NoDevice, exams_of(subject, call), PATIENCE)  # type: ignore[arg-type]
+    worker = Worker(NoDevice, lambda: exams_of(subject, call), PATIENCE)  # type: ignore[arg-type]
     with worker, pytest.raises(AttnError) as caught:
         worker.check("good", build)
     assert caught.value.diagnostics[0].code == "A472"
