@@ -67,7 +67,7 @@ from attngen.targets.base import Target
 if TYPE_CHECKING:
     from attngen.engines.cuda_engine import Launched
     from attngen.tuning.device_class import DeviceClass
-    from attngen.tuning.lookup import Answer
+    from attngen.tuning.lookup import Answer, Lookup, Question
 
 __all__ = ["Engine", "Kernel", "Layout", "Tune", "compile", "compile_text"]
 
@@ -197,7 +197,8 @@ class Kernel:
         self._engine = engine
         self._tune = tune
         self._targets: dict[int, Target] = {}  # by index of GPU
-        self._classes: dict[int, DeviceClass] = {}  # likewise
+        self._classes: dict[int, DeviceClass | None] = {}  # likewise
+        self._lookup: Lookup | None = None
         self._operations: dict[tuple[str, tuple[int, int]], str] = {}  # digests
         self._lowered: dict[_LoweredKey, Lowered] = {}
         self._compiled: dict[_Key, _Compiled] = {}
@@ -322,6 +323,8 @@ class Kernel:
                           may choose a schedule for each.
         """
         element, dims = self._decided(dtype, head_dim)
+        for shape in shapes:
+            _require_sizes(shape)
         on_cpu = self._engine in ("cpu", "numpy")
         for device in (CPU,) if on_cpu else map(cuda_device, devices):
             self._make_ready(self._specialise(element, dims, device), device)
@@ -343,8 +346,9 @@ class Kernel:
         This needs no GPU.
 
         shape:   sizes B, Hq, Hkv, Sq and Skv.
-        Errors:  A491 no target for the device; those of `render`.
+        Errors:  A491 no target for the device; A632 a size is missing; those of `render`.
         """
+        _require_sizes(shape)
         element, dims = self._decided(dtype, head_dim)
         lowered = self._lower(element, dims, targets.get(device.arch))
         return self._ask(lowered, shape, device, is_aligned=True)
@@ -355,10 +359,14 @@ class Kernel:
         *,
         dtype: str | None = None,
         head_dim: int | tuple[int, int] | None = None,
+        schedule: Schedule | None = None,
     ) -> Rendered:
-        """The program and its CUDA text for a target, without compiling or running anything."""
+        """The program and its CUDA text for a target, without compiling or running anything.
+
+        schedule:  a complete one, as `find_schedule` gives it.
+        """
         element, dims = self._decided(dtype, head_dim)
-        return render_program(self.checked, element, dims, targets.get(target))
+        return render_program(self.checked, element, dims, targets.get(target), schedule=schedule)
 
     # ---- one call, step by step ----
 
@@ -494,25 +502,46 @@ class Kernel:
         target = self._target(device)
         if target is None or device.kind != "cuda" or self._tune == "off":
             return None
-        known = self._classes.get(device.index)
-        if known is None:
-            from attngen.tuning.device_class import DeviceClass
-
-            known = self._classes[device.index] = DeviceClass.of(device)
-        if known.arch != target.name:
+        known = self._class_of(device)
+        if known is None or known.arch != target.name:
             return None  # `arch` asks for a text that is not the GPU's own
         lowered = self._lower(dtype, dims, target)
         is_aligned = operands is None or lowered.family.why_unaligned(operands) is None
         return self._ask(lowered, sizes, known, is_aligned=is_aligned).schedule
 
+    def _class_of(self, device: Device) -> DeviceClass | None:
+        """The class of a GPU; None, with a warning, where the driver does not tell."""
+        if device.index not in self._classes:
+            from attngen.tuning.device_class import DeviceClass
+
+            try:
+                self._classes[device.index] = DeviceClass.of(device)
+            except RuntimeError as error:  # CuPy's own classes, whose home is private
+                self._classes[device.index] = None
+                _say_once(f"no tuning records for {device}: {error}")
+        return self._classes[device.index]
+
     def _ask(
         self, lowered: Lowered, sizes: Mapping[str, int], device: DeviceClass, *, is_aligned: bool
     ) -> Answer:
         """`lowered` is what runs with the schedule as it is written."""
-        from attngen.tuning.lookup import Question, open_lookup
+        from attngen.tuning.lookup import open_lookup
+
+        self._lookup = lookup = self._lookup or open_lookup()
+        attention, target = lowered.program.attention, lowered.target
+        question = self._question(lowered, sizes, device, is_aligned=is_aligned)
+        answer = lookup.find(question, lambda s: reasons_against(attention, s, target))
+        if answer.notes:
+            _say_once(f"{self.name}: {'; '.join(answer.notes)}")
+        return answer
+
+    def _question(
+        self, lowered: Lowered, sizes: Mapping[str, int], device: DeviceClass, *, is_aligned: bool
+    ) -> Question:
+        from attngen.tuning.lookup import Question
         from attngen.tuning.problem import LayoutClass, Problem
 
-        attention, target = lowered.program.attention, lowered.target
+        attention = lowered.program.attention
         element, qk, v = attention.dtype, attention.head_dim_qk, attention.head_dim_v
         assert element is not None
         assert qk is not None
@@ -526,11 +555,7 @@ class Kernel:
             device.sm_count,
             layout=LayoutClass.ALIGNED if is_aligned else LayoutClass.ANY,
         )
-        question = Question(op, problem, device, self.checked.schedule_for(target.name))
-        answer = open_lookup().find(question, lambda s: reasons_against(attention, s, target))
-        if answer.notes:
-            _say_once(f"{self.name}: {'; '.join(answer.notes)}")
-        return answer
+        return Question(op, problem, device, self.checked.schedule_for(lowered.target.name))
 
     def _specialise(
         self,
@@ -791,6 +816,14 @@ def _require_choice(name: str, value: Any, choices: Any) -> None:
     if value not in get_args(choices):
         reason = f"it is one of {', '.join(get_args(choices))}"
         raise AttnError(ReservedArgument(None, f"{name}={value!r}", reason))
+
+
+def _require_sizes(shape: Mapping[str, int]) -> None:
+    """A shape names every size of a call but the head dims."""
+    names = ("B", "Hq", "Hkv", "Sq", "Skv")
+    if not all(is_int(shape.get(name)) and shape[name] >= 0 for name in names):
+        reason = f"it has a size for each of {', '.join(names)}"
+        raise AttnError(ReservedArgument(None, "shape", reason))
 
 
 def _pair(head_dim: int | tuple[int, int] | None) -> tuple[int, int] | None:

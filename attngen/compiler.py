@@ -73,14 +73,20 @@ class Rendered:
 
 
 def render_program(
-    checked: Checked, dtype: Element, head_dims: tuple[int, int], target: Target
+    checked: Checked,
+    dtype: Element,
+    head_dims: tuple[int, int],
+    target: Target,
+    *,
+    schedule: Schedule | None = None,
 ) -> Rendered:
     """Compile one specialisation down to its CUDA text for aligned operands.
 
-    Units:   `head_dims` is (Dqk, Dv).
-    Errors:  those of `lower_program`.
+    schedule:  takes the place of what the variant's blocks say for the target.
+    Units:     `head_dims` is (Dqk, Dv).
+    Errors:    those of `lower_program`.
     """
-    return render_lowered(lower_program(checked, dtype, head_dims, target))
+    return render_lowered(lower_program(checked, dtype, head_dims, target, schedule=schedule))
 
 
 def lower_program(

@@ -15,13 +15,16 @@ should be able to write to it.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import random
+import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -30,7 +33,8 @@ from typing import final
 from attngen.options import settings
 
 __all__ = [
-    "CacheWarning", "DiskCache", "find_directory", "make_key", "open_cache", "write_whole",
+    "CacheWarning", "DiskCache", "find_directory", "lock_folder", "make_key", "open_cache",
+    "write_whole",
 ]  # fmt: skip
 
 KERNELS = "kernels"
@@ -38,6 +42,8 @@ KERNELS = "kernels"
 _SCHEMA = "attngen-cache/1"  # changes when the meaning of a key or the layout of a file does
 _TEMPORARY = ".tmp-"
 _ATTEMPTS = 3  # to write into a directory that somebody else deletes
+_LOCK = ".lock"
+_PATIENCE_SECONDS = 60.0  # a writer keeps a lock for milliseconds
 _ABANDONED_AFTER_SECONDS = 3600.0  # a temporary file this old was left by a killed process
 
 
@@ -177,6 +183,62 @@ def write_whole(path: Path, data: bytes) -> None:
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Be the only one of all processes and threads that changes a folder.
+
+    The lock ends with the process that has it, however that ends.  It is on a file, which is
+    removed while it is still locked: so whoever waited for a file that is gone waits for the
+    next one.
+
+    Errors:  OSError where the folder cannot be written, or somebody keeps the lock for a minute.
+    """
+    path, deadline = folder / _LOCK, time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        with path.open("ab") as file:
+            while not _try_lock(file.fileno()):
+                if time.monotonic() > deadline:
+                    raise TimeoutError(
+                        errno.ETIMEDOUT, "another process keeps it locked", str(path)
+                    )
+                time.sleep(random.uniform(0.001, 0.004))
+            if not _is_at(path, file.fileno()):
+                continue
+            try:
+                yield
+            finally:
+                with suppress(OSError):  # Windows keeps a file that is open
+                    path.unlink()
+            return
+
+
+def _try_lock(descriptor: int) -> bool:
+    """Whether the file is now locked, until it is closed."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        return True
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Whether an open file still has this name."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def _remove_abandoned(folder: Path) -> None:

@@ -39,6 +39,7 @@ import numpy as np
 import attngen
 from attngen.backend import device as device_module
 from attngen.backend import launch as launch_module
+from attngen.backend.device import GpuTraits
 from attngen.diagnostics.diagnostic import AttnError
 from attngen.kernels import forward_mma
 from attngen.tensor_map import TensorMap
@@ -98,6 +99,17 @@ class FakeDriver:
 
     def multiprocessors(self, index: int) -> int:
         return 132
+
+    def traits(self, index: int) -> GpuTraits:
+        return GpuTraits(
+            name="NVIDIA H200",
+            capability=(9, 0),
+            multiprocessors=132,
+            shared_bytes=227 * 1024,
+            l2_bytes=60 << 20,
+            memory_khz=3_201_000,
+            memory_bits=6144,
+        )
 
     def encode_tensor_map(self, tensor: TensorMap) -> bytes:
         return bytes(128)

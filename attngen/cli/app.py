@@ -23,6 +23,7 @@ from attngen.diagnostics.diagnostic import AttnError
 __all__ = ["app", "main"]
 
 COMMANDS: Final = {
+    "cache": "List, merge, check and prune tuning records.",
     "check": "Say everything that is wrong with some files.",
     "compile": "Make CUDA text, machine code and a manifest for some targets.",
     "doctor": "Say what is installed, and what each missing part would give.",

@@ -14,7 +14,7 @@ from attngen.api import Kernel
 from attngen.api import compile as compile_spec
 from attngen.backend.cache import compile_cached
 from attngen.cli.console import note, progress, say, table
-from attngen.cli.errors import LeftOpen
+from attngen.cli.errors import BadOption, LeftOpen
 from attngen.cli.files import require_file, write_together
 from attngen.cli.option_types import (
     Names,
@@ -22,19 +22,23 @@ from attngen.cli.option_types import (
     dtype_option,
     head_dim_option,
     schedule_option,
+    shape_option,
     spec_argument,
     unique,
 )
 from attngen.compiler import Rendered
 from attngen.diagnostics.diagnostic import AttnError, Diagnostic
 from attngen.engines.cuda_engine import compile_rendered
+from attngen.ir.attention import SIZES
 from attngen.ir.printer import print_attention, print_program
 from attngen.manifest import build_manifest, format_manifest
+from attngen.tuning.device_class import DeviceClass
 
 __all__ = ["command"]
 
 ARTEFACTS: Final = ("cu", "cubin", "ptx", "ir", "program")
 DEFAULT_TARGETS: Final = ("sm_80", "sm_90a")
+DEFAULT_TOKENS: Final = 4096
 
 
 @click.command(
@@ -44,9 +48,14 @@ DEFAULT_TARGETS: Final = ("sm_80", "sm_90a")
 )
 @spec_argument
 @click.option(
-    "--arch", "archs", type=Names(), default=",".join(DEFAULT_TARGETS), show_default=True,
-    help="Targets.",
+    "--arch", "archs", type=Names(), metavar="NAME,…",
+    help=f"Targets.  Default: {','.join(DEFAULT_TARGETS)}, or that of --device.",
 )  # fmt: skip
+@click.option(
+    "--device", metavar="NAME",
+    help="A class of GPU, as h200, whose tuning records choose the schedule; with --shape.",
+)  # fmt: skip
+@shape_option
 @dtype_option
 @head_dim_option
 @consts_option
@@ -61,7 +70,9 @@ DEFAULT_TARGETS: Final = ("sm_80", "sm_90a")
 )  # fmt: skip
 def command(
     spec: Path,
-    archs: tuple[str, ...],
+    archs: tuple[str, ...] | None,
+    device: str | None,
+    shape: Mapping[str, int] | None,
     dtype: str | None,
     head_dim: tuple[int, int] | None,
     consts: tuple[tuple[str, Any], ...],
@@ -76,13 +87,21 @@ def command(
     after an error, none.
     """
     require_file(spec)
+    known = _device_of(device, shape, archs)
+    archs = archs or (DEFAULT_TARGETS if known is None else (known.arch,))
     chosen = [targets.get(name) for name in archs]
     kernel = compile_spec(
         spec, consts=unique("-D", consts), dtype=dtype, head_dim=head_dim, schedule=schedule
     )
     _require_complete(kernel)
+    tuned = None
+    if known is not None:
+        answer = kernel.find_schedule(known, _complete_shape(kernel, shape or {}))
+        tuned = answer.schedule
+        for text in (f"{device}: {answer.sentence}", *answer.notes):
+            note(text)
     with progress(f"compiling for {', '.join(archs)}"):
-        rendered = [kernel.render(target.name) for target in chosen]
+        rendered = [kernel.render(target.name, schedule=tuned) for target in chosen]
         # NVRTC lets go of the interpreter, so targets compile side by side.
         with ThreadPoolExecutor() as pool:
             made = list(pool.map(lambda one: _artefacts(one, emit), rendered))
@@ -99,6 +118,50 @@ def command(
     for line in table(lines, indent=0):
         say(line)
     return 0
+
+
+def _device_of(
+    device: str | None, shape: Mapping[str, int] | None, archs: tuple[str, ...] | None
+) -> DeviceClass | None:
+    """The class of GPU to compile for.
+
+    Errors:  A493 an unknown one; A711 a device without a shape, or a shape without a device, or
+             another target.
+    """
+    if device is None:
+        if shape is not None:
+            problem = "a kernel takes every shape"
+            raise AttnError(BadOption(None, "--shape", "", problem, "it goes with --device"))
+        return None
+    known = DeviceClass.named(device)
+    if shape is None:
+        problem, advice = "records are of some shape", "pass --shape B=…,Hq=…,Sq=…,Skv=…"
+        raise AttnError(BadOption(None, "--device", device, problem, advice))
+    if archs not in (None, (known.arch,)):
+        problem = f"this is {known.arch}"
+        raise AttnError(BadOption(None, "--device", device, problem, "leave out --arch"))
+    return known
+
+
+def _complete_shape(kernel: Kernel, shape: Mapping[str, int]) -> Mapping[str, int]:
+    """All sizes of a call; what is left out is the declaration's, or as another one.
+
+    Errors:  A711 for an unknown size, or a number of heads that does not fit.
+    """
+    attention = kernel.attention
+    given = {"B": 1, **shape}
+    given.setdefault("Hq", attention.heads_q or 1)
+    given.setdefault("Hkv", attention.heads_kv or given["Hq"])
+    given.setdefault("Sq", given.get("Skv", DEFAULT_TOKENS))
+    given.setdefault("Skv", given["Sq"])
+    for name in given:
+        if name not in SIZES[:5]:
+            problem, advice = "it is no size of a call", f"sizes are {', '.join(SIZES[:5])}"
+            raise AttnError(BadOption(None, "--shape", name, problem, advice))
+    if given["Hkv"] == 0 or given["Hq"] % given["Hkv"]:
+        problem = f"{given['Hq']} query heads cannot share {given['Hkv']} key/value heads"
+        raise AttnError(BadOption(None, "--shape", "", problem))
+    return given
 
 
 def _require_complete(kernel: Kernel) -> None:

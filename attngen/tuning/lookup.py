@@ -27,11 +27,11 @@ from attngen.record import record
 from attngen.tuning.device_class import DeviceClass
 from attngen.tuning.measurement import Record
 from attngen.tuning.problem import Problem
-from attngen.tuning.store import Contents, Store, merge, open_stores
+from attngen.tuning.store import EMPTY, Contents, Store, merge, open_stores
 from attngen.tuning.winner import find_winner
 
 __all__ = [
-    "Answer", "CostModel", "Grade", "Lookup", "Question", "ReasonsAgainst", "agrees", "open_lookup",
+    "Answer", "Choose", "Grade", "Lookup", "Question", "ReasonsAgainst", "agrees", "open_lookup",
 ]  # fmt: skip
 
 _FARTHEST: Final = 4.0
@@ -81,8 +81,8 @@ class Answer:
 ReasonsAgainst: TypeAlias = Callable[[Schedule], tuple[str, ...]]
 """Why a schedule cannot run the question's operation on its GPU; empty when it can."""
 
-CostModel: TypeAlias = Callable[[Question], Schedule | None]
-"""A complete schedule for a question; None where it has none."""
+Choose: TypeAlias = Callable[[Question], Schedule | None]
+"""A cost model's complete schedule for a question; None where it has none."""
 
 
 @final
@@ -91,16 +91,16 @@ class Lookup:
 
     def __init__(self, stores: Sequence[Store]) -> None:
         self._stores = tuple(stores)
-        self._answers: dict[tuple[Question, CostModel | None], Answer] = {}
+        self._answers: dict[tuple[Question, bool], Answer] = {}
 
     def find(
-        self, question: Question, reasons_against: ReasonsAgainst, model: CostModel | None = None
+        self, question: Question, reasons_against: ReasonsAgainst, model: Choose | None = None
     ) -> Answer:
         """The best answer that there is.
 
         `reasons_against` and `model` must be functions of the question.
         """
-        key = question, model
+        key = question, model is not None
         found = self._answers.get(key)
         if found is None:
             found = self._answers[key] = self._find(question, reasons_against, model)
@@ -111,7 +111,7 @@ class Lookup:
         self._answers.clear()
 
     def _find(
-        self, question: Question, reasons_against: ReasonsAgainst, model: CostModel | None
+        self, question: Question, reasons_against: ReasonsAgainst, model: Choose | None
     ) -> Answer:
         notes: list[str] = []
         contents = self._read(question.device, question.op)
@@ -131,7 +131,9 @@ class Lookup:
         return _answer(Grade.DEFAULT, "no record for it; the family's default", None, None, notes)
 
     def _read(self, device: DeviceClass, op: str) -> Contents:
-        return merge(*(store.read(device, op) for store in self._stores))
+        found = [store.read(device, op) for store in self._stores]
+        parts = [part for part in found if part != EMPTY]
+        return parts[0] if len(parts) == 1 else merge(*parts)
 
     def _inherit(
         self, question: Question, reasons_against: ReasonsAgainst, notes: list[str]

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias, final
 
 from attngen import resources
-from attngen.disk_cache import find_directory, write_whole
+from attngen.disk_cache import find_directory, lock_folder, write_whole
 from attngen.record import record
 from attngen.tuning.device_class import DeviceClass
 from attngen.tuning.measurement import Definition, Record, Rejected, parse_line
@@ -43,9 +43,6 @@ MAX_FILE_BYTES: Final = 1 << 23
 
 _SUFFIX: Final = ".jsonl"
 _OP: Final = re.compile(r"[0-9a-f]{64}")
-_LOCK: Final = ".lock"
-_PATIENCE_SECONDS: Final = 60.0
-"""A writer holds the lock for milliseconds."""
 
 
 @final
@@ -84,20 +81,20 @@ Change: TypeAlias = Callable[[Contents], Contents]
 
 def merge(*parts: Contents) -> Contents:
     """The union, in canonical order: commutative, associative, idempotent."""
-    records: dict[str, tuple[int, str, Record]] = {}
+    records: dict[str, Record] = {}
     definitions: dict[str, Definition] = {}
     for part in parts:
         for found in part.records:
-            key, ranked = found.key, (found.times.count, found.line(), found)
-            known = records.get(key)
-            if known is None or ranked[:2] > known[:2]:
-                records[key] = ranked
+            key = found.key
+            known = records.setdefault(key, found)
+            if known is not found and _support(found) > _support(known):
+                records[key] = found
         for definition in part.definitions:
             known_text = definitions.setdefault(definition.op, definition)
             if definition.text < known_text.text:
                 definitions[definition.op] = definition
     return Contents(
-        tuple(each for _, _, each in sorted(records.values(), key=lambda ranked: ranked[1])),
+        tuple(records[key] for key in sorted(records)),
         tuple(definitions[op] for op in sorted(definitions)),
         tuple(sorted({line for part in parts for line in part.foreign})),
         tuple(dict.fromkeys(note for part in parts for note in part.notes)),
@@ -181,12 +178,10 @@ class Store:
 
         Errors:  OSError where it cannot be written, or holds more than is read.
         """
-        from filelock import FileLock
-
         assert isinstance(self.folder, Path), "the records in an archive are never written"
         path = self.folder / device.name / (op + _SUFFIX)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(self.folder / _LOCK, timeout=_PATIENCE_SECONDS):
+        with lock_folder(self.folder):
             before = path.read_bytes() if path.exists() else b""
             if len(before) > MAX_FILE_BYTES:
                 raise OSError(errno.EFBIG, "it has more records than are read", str(path))
@@ -214,6 +209,11 @@ def open_stores() -> tuple[Store, ...]:
     """All that are looked into."""
     own = user_store()
     return (repository_store(),) if own is None else (repository_store(), own)
+
+
+def _support(found: Record) -> tuple[int, str]:
+    """Which of two measurements of the same thing stays: the larger one."""
+    return found.times.count, found.line()
 
 
 def _own(contents: Contents, device: str, op: str) -> Contents:

@@ -59,7 +59,7 @@ def test_module_and_command_are_the_same() -> None:
     [
         (("chek",), "did you mean `check`?"),
         (("spec.attn",), "attngen run spec.attn"),
-        (("nonsense",), "the commands are check, compile"),
+        (("nonsense",), "the commands are cache, check, compile"),
         (("run",), "SPEC.attn"),
         (("fmt", "--chek", "x.attn"), "--check"),
         (("run", "x.attn", "--shape", "Sq"), "Sq=8192"),

@@ -22,7 +22,7 @@ README = ROOT / "README.md"
 PAGES = (
     *sorted(ROOT.glob("*.md")),
     *sorted((ROOT / "docs").glob("*.md")),
-    *(ROOT / folder / "README.md" for folder in ("grammar", "templates", "generated")),
+    *(ROOT / folder / "README.md" for folder in ("grammar", "templates", "generated", "tuned")),
 )
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")

@@ -1,4 +1,4 @@
-"""The wheel holds the grammar, the templates and the library, and works without a checkout."""
+"""The wheel holds grammar, templates, tuning records and library, and works without a checkout."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ USE = """
 import attngen
 kernel = attngen.compile_text("attention a {\\n    mask window(left = 3)\\n}\\n")
 assert "mask" in kernel.render("sm_80", dtype="fp16", head_dim=64).source
+from attngen.tuning.store import repository_store
+assert not any(found.notes for _, _, found in repository_store().files())
 print(attngen.__file__)
 """
 
@@ -38,7 +40,7 @@ def tracked(*folders: str) -> set[str]:
 def test_data_folders_are_those_of_the_repository(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     packed = {n.removeprefix("attngen/_data/") for n in names if n.startswith("attngen/_data/")}
-    assert packed == tracked("grammar", "templates")
+    assert packed == tracked("grammar", "templates", "tuned")
 
 
 def test_package_files_are_those_of_the_repository(wheel: Path) -> None:

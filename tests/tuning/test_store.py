@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attngen import disk_cache
+from attngen.disk_cache import lock_folder
 from attngen.tuning import store as store_module
 from attngen.tuning.measurement import Definition, Record
 from attngen.tuning.store import (
@@ -25,6 +30,8 @@ from attngen.tuning.store import (
 from attngen.tuning.winner import find_winner
 
 from .records import A100, H100, H200, OP, digest, make_record, records, times
+
+ROOT = Path(__file__).resolve().parents[2]
 
 definitions = st.builds(
     Definition, st.sampled_from([OP, digest("another op")]), st.sampled_from(["a", "b"])
@@ -76,6 +83,39 @@ def test_a_line_merge_by_git_reads_as_a_merge_of_records() -> None:
     assert parse_lines(lines).text() == merge(parse_lines(ours), parse_lines(theirs)).text()
 
 
+@given(st.lists(st.binary(max_size=60), max_size=6))
+def test_bytes_from_anywhere_are_notes(lines: list[bytes]) -> None:
+    found = parse_lines(b"\n".join(lines))
+    assert found.records == ()
+    assert len(found.notes) <= sum(line.count(b"\n") + 1 for line in lines)
+
+
+def test_git_merges_two_branches_that_tuned_the_same(tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@example.com")
+        subprocess.run(
+            ["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True
+        )
+
+    def tune(*found: Record) -> None:
+        Store(tmp_path / "tuned").add(Contents(found))
+        git("add", ".")
+        git("commit", "-m", "tune")
+
+    git("init", "-b", "main")
+    shutil.copy(ROOT / ".gitattributes", tmp_path)
+    tune(make_record(tile=(64, 64)))
+    git("switch", "-c", "other")
+    theirs = make_record(tile=(64, 128)), make_record(times=times(400.0, count=90))
+    tune(*theirs)
+    git("switch", "main")
+    ours = make_record(tile=(128, 64)), make_record()
+    tune(*ours)
+    git("merge", "other")
+    found = Store(tmp_path / "tuned").read(H200, OP)
+    assert found == merge(Contents((make_record(tile=(64, 64)), *ours)), Contents(theirs))
+
+
 # ---- files -------------------------------------------------------------------------------
 
 
@@ -116,6 +156,28 @@ def test_lines_that_are_no_records_are_notes(tmp_path: Path) -> None:
         make_record().line().encode(),
         make_record(tile=(64, 64)).line().encode(),
     }
+
+
+@pytest.mark.parametrize("kept", [0, 0.3, 0.55, 0.99])
+def test_a_file_that_was_cut_off_says_less_and_nothing_else(tmp_path: Path, kept: float) -> None:
+    folder, path = Store(tmp_path), tmp_path / H200.name / f"{OP}.jsonl"
+    found = tuple(make_record(tile=(64, 8 * n)) for n in range(1, 9))
+    folder.add(Contents(found))
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(kept * len(whole))])
+    left = folder.read(H200, OP)
+    assert set(left.records) < set(found)
+    assert len(left.notes) == (kept > 0)
+
+
+def test_a_file_under_the_name_of_another_says_nothing(tmp_path: Path) -> None:
+    folder = Store(tmp_path)
+    folder.add(Contents((make_record(), make_record(op=digest("other")))))
+    one, other = (tmp_path / H200.name / f"{op}.jsonl" for op in (OP, digest("other")))
+    one.write_bytes(other.read_bytes())
+    found = folder.read(H200, OP)
+    assert found.records == ()
+    assert "another operation" in found.notes[0]
 
 
 def test_other_files_and_folders_are_no_records(tmp_path: Path) -> None:
@@ -178,6 +240,26 @@ def test_a_write_that_fails_leaves_what_was_there(
         folder.add(Contents((make_record(tile=(64, 64)),)))
     assert folder.read(H200, OP).records == (make_record(),)
     assert [p.name for p in (tmp_path / H200.name).iterdir()] == [f"{OP}.jsonl"]
+
+
+def test_a_lock_leaves_nothing_behind_and_a_killed_ones_file_locks_nobody(tmp_path: Path) -> None:
+    (tmp_path / ".lock").touch()
+    Store(tmp_path).add(Contents((make_record(),)))
+    assert [path.name for path in tmp_path.iterdir()] == [H200.name]
+
+
+def test_a_lock_that_is_kept_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_cache, "_PATIENCE_SECONDS", 0.01)
+    with lock_folder(tmp_path), pytest.raises(TimeoutError, match="another process"):
+        Store(tmp_path).add(Contents((make_record(),)))
+    Store(tmp_path).add(Contents((make_record(),)))
+
+
+def test_threads_wait_for_each_other(tmp_path: Path) -> None:
+    found = [make_record(sass=digest(str(n))) for n in range(40)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda one: Store(tmp_path).add(Contents((one,))), found))
+    assert set(Store(tmp_path).read(H200, OP).records) == set(found)
 
 
 def test_the_stores_that_are_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
