@@ -147,8 +147,12 @@ class ReplayTimer:
     """Times from records, low, median and high in turn; nothing runs."""
 
     def __init__(self, times: Mapping[str, Times]) -> None:
-        self._times = times
+        self._times = dict(times)
         self._asked: dict[str, int] = {}
+
+    def add(self, name: str, times: Times) -> None:
+        """One more candidate."""
+        self._times[name] = times
 
     def sample(self, name: str, repeats: int) -> float:
         found = self._times.get(name)
