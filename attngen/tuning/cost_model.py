@@ -50,7 +50,7 @@ from attngen.targets.base import Target
 from attngen.tuning.call import Call
 from attngen.tuning.device_class import DeviceClass
 
-__all__ = ["MARGIN", "CostModel", "Prediction"]
+__all__ = ["MARGIN", "CostModel", "Prediction", "Roof"]
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -172,6 +172,36 @@ class Prediction:
 
 
 @final
+@record(kw_only=True)
+class Roof:
+    """The least that a call has to do, and the most that a GPU can.
+
+    flops:        of the products of pairs that attend.
+    moved_bytes:  q, k, v and o once.
+    """
+
+    flops: float
+    moved_bytes: float
+    peak_tflops: float
+    bandwidth_tb_s: float
+
+    @property
+    def intensity(self) -> float:
+        """Operations for each byte."""
+        return self.flops / self.moved_bytes if self.moved_bytes else 0.0
+
+    @property
+    def least_us(self) -> float:
+        """No schedule is faster."""
+        computing = self.flops / (self.peak_tflops * 1e6)
+        return max(computing, self.moved_bytes / (self.bandwidth_tb_s * 1e6))
+
+    def tflops(self, us: float) -> float:
+        """What a time means."""
+        return self.flops / (us * 1e6) if us else 0.0
+
+
+@final
 class CostModel:
     """Predicts schedules of one call on one kind of GPU.
 
@@ -220,18 +250,20 @@ class CostModel:
         is_clear = prediction.us < (1 - MARGIN) * self.predict(default).us
         return best if is_clear else default
 
-    def roofline_us(self) -> tuple[float, float]:
-        """The least times that the products of pairs that attend, and moving q, k, v and o once,
-        can take: the two sides of a roof."""
+    def roof(self) -> Roof:
+        """What the call has to do at least, and what the GPU could do at most."""
         sizes, dims = self._call.sizes, sum(head_dims(self._attention))
         tiles = self._map(_ROOF_TILE, _ROOF_TILE)
         pairs = tiles.computed * (1 - tiles.wasted_share)
-        flops = 2.0 * sizes["B"] * sizes["Hq"] * pairs * dims
-        rate = max(self._rates.wgmma, self._rates.mma_sync) * self._rates.clock_ghz * 1e3
-        assert self._attention.dtype is not None
         rows = sizes["Hq"] * sizes["Sq"] + sizes["Hkv"] * sizes["Skv"]
-        moved = sizes["B"] * rows * dims * self._attention.dtype.bytes
-        return flops / (rate * self._device.sm_count), moved / (self._device.bandwidth_tb_s * 1e6)
+        assert self._attention.dtype is not None
+        rate = max(self._rates.wgmma, self._rates.mma_sync) * self._rates.clock_ghz * 1e-3
+        return Roof(
+            flops=2.0 * sizes["B"] * sizes["Hq"] * pairs * dims,
+            moved_bytes=float(sizes["B"] * rows * dims * self._attention.dtype.bytes),
+            peak_tflops=rate * self._device.sm_count,
+            bandwidth_tb_s=self._device.bandwidth_tb_s,
+        )
 
     def _steps(self, tile_q: int, tile_kv: int) -> tuple[Floats, Floats]:
         """Full and partial key tiles of each query tile."""

@@ -157,8 +157,16 @@ def test_every_target_has_rates() -> None:
 
 def test_the_roof_is_below_every_prediction() -> None:
     model = model_of(CAUSAL, 1, 8192, 16, 128)
-    computing, moving = model.roofline_us()
-    pairs = 8192 * 8193 / 2
-    assert computing == pytest.approx(16 * pairs * 4 * 128 / (132 * 4096 * 1755), rel=1e-3)
-    assert moving == pytest.approx(4 * 16 * 8192 * 128 * 2 / 4.9e6)
-    assert moving < computing < model.predict(tiles(128, 128)).us
+    roof = model.roof()
+    assert roof.flops == 16 * (8192 * 8193 / 2) * 4 * 128
+    assert roof.moved_bytes == 4 * 16 * 8192 * 128 * 2
+    assert roof.peak_tflops == pytest.approx(132 * 4096 * 1755 / 1e6)
+    assert roof.least_us == pytest.approx(roof.flops / (roof.peak_tflops * 1e6))
+    assert roof.least_us < model.predict(tiles(128, 128)).us
+    assert roof.tflops(roof.least_us) == pytest.approx(roof.peak_tflops)
+
+
+def test_few_rows_are_bound_by_memory() -> None:
+    sizes = {"B": 1, "Hq": 8, "Hkv": 8, "Sq": 1, "Skv": 65536, "Dqk": 128, "Dv": 128}
+    roof = CostModel(specialised(FULL, "bf16", (128, 128)), Call(sizes, {}, {}), H200).roof()
+    assert roof.least_us == pytest.approx(roof.moved_bytes / 4.9e6)
