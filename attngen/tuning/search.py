@@ -52,12 +52,14 @@ class Plan:
     """How much to try.
 
     most:       schedules that are compiled; `beside` of them once a winner is known.
+    takes_all:  compile every candidate instead, whatever is predicted.
     budget_s:   seconds for everything; None: as long as it takes.
     compilers:  threads that compile; None: one for each processor.
     """
 
     most: int = 24
     beside: int = 6
+    takes_all: bool = False
     budget_s: float | None = 60.0
     compilers: int | None = None
     race: RacePlan = _USUAL_RACE
@@ -234,7 +236,10 @@ class Search:
     # ---- the steps ----
 
     def _search(self) -> None:
-        first = shortlist(self._ranked, self._space.default, self._plan.most - self._plan.beside)
+        plan, default = self._plan, self._space.default
+        first = list(self._space.candidates)
+        if not plan.takes_all:
+            first = shortlist(self._ranked, default, plan.most - plan.beside)
         self._admit(first, until=_COMPILING)
         if not self._admitted:
             reasons = (f"{describe(d.schedule)}: {d.reason}" for d in self._discarded.values())
