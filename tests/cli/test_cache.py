@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from attngen.api import compile_text
+from attngen.backend.cubin import read_resources
 from attngen.backend.nvrtc import load_nvrtc
 from attngen.cli.verify_records import State, verify_record
 from attngen.diagnostics.diagnostic import AttnError
@@ -247,6 +248,19 @@ def test_verify_finds_the_same_code_for_another_text_of_the_operation(
     found, _ = real
     text = CAUSAL.replace("causal {", "other {  # a name\n    dtype fp16\n    head_dim 64\n")
     assert verify_record(found, Definition(found.op, text)).state is State.VALID
+
+
+def test_a_program_of_two_kernels_has_one_digest(real: tuple[Record, Definition]) -> None:
+    text = "attention a {\n    tensor doc : int32[B, Skv]\n    mask doc[b, kv] > q\n}\n"
+    rendered = compile_text(text, schedule="kernel forward_mma").render(
+        "sm_90a", dtype="fp16", head_dim=64
+    )
+    compiled = compile_rendered(rendered)
+    digests = {kernel.code_digest for kernel in read_resources(compiled.binary).values()}
+    assert len(rendered.program.launches) == len(digests) == 2
+    assert digest_code(rendered, compiled) not in digests
+    found, definition = real_record(text)
+    assert verify_record(found, definition).state is State.VALID
 
 
 def test_the_code_for_any_layout_is_code_of_its_own(real: tuple[Record, Definition]) -> None:
