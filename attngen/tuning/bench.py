@@ -14,7 +14,6 @@ import numpy as np
 
 from attngen.backend.device import ITEM_BYTES, ArrayView, cuda_device, numpy_dtype, view
 from attngen.binding import Binding, bind
-from attngen.compiler import Rendered
 from attngen.engines.outputs import Outputs, due_workspaces, workspace_shape
 from attngen.ir.attention import Attention
 from attngen.tuning.build import Build
@@ -72,15 +71,14 @@ class HostBench:
         self._builds: dict[str, Build] = {}
 
     def open(self, exams: Sequence[Exam]) -> None:
-        self._exams = [(exam, {}) for exam in exams]
+        self._exams = [(exam, _make_arrays(exam)) for exam in exams]
 
     def load(self, name: str, build: Build) -> None:
         self._builds[name] = build
 
     def check(self, name: str) -> Verdict:
         verdicts = []
-        for number, (exam, _) in enumerate(self._exams):
-            arrays = self._arrays(number, self._builds[name].rendered)
+        for number, (exam, arrays) in enumerate(self._exams):
             arrays["o"].view(np.uint8)[...] = _NAN_BYTE
             self._run(name, number)
             out = arrays["o"] if exam.call.layout == "bhsd" else arrays["o"].swapaxes(1, 2)
@@ -97,19 +95,13 @@ class HostBench:
     def is_lost(self) -> bool:
         return False
 
-    def _arrays(self, number: int, rendered: Rendered) -> dict[str, Array]:
-        exam, arrays = self._exams[number]
-        if not arrays:
-            arrays |= make_operands(rendered.program.attention, exam.call)
-            arrays["o"] = np.empty(exam.call.shape("o"), numpy_dtype(exam.dtype))
-        return arrays
-
     def _run(self, name: str, number: int) -> None:
         from attngen.engines.cpu_engine import run_on_host
 
         build = self._builds[name]
         assert isinstance(build.code, Path)
-        arrays, call = self._arrays(number, build.rendered), self._exams[number][0].call
+        exam, arrays = self._exams[number]
+        call = exam.call
         views = {n: in_bhsd(view(x, n), call.layout) for n, x in arrays.items()}
         tensors = {n: view(np.ascontiguousarray(x), n) for n, x in call.tensors.items()}
         binding = _bind(build.rendered.program.attention, views, tensors, call)
@@ -152,6 +144,12 @@ class CudaBench:
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._events = cupy.cuda.Event(), cupy.cuda.Event()
         self._exams = list(exams)
+        for number, exam in enumerate(exams):
+            tensors = {_captured(name): array for name, array in exam.call.tensors.items()}
+            for name, array in {**_make_arrays(exam), **tensors}.items():
+                raw = np.frombuffer(array.tobytes() or bytes(1), np.uint8)
+                self._memory[number, name] = cupy.asarray(raw)
+        cupy.cuda.runtime.deviceSynchronize()  # the copies have a stream of their own
 
     def load(self, name: str, build: Build) -> None:
         from attngen.backend.launch import CudaModule
@@ -166,7 +164,6 @@ class CudaBench:
     def check(self, name: str) -> Verdict:
         verdicts = []
         for number, exam in enumerate(self._exams):
-            out = self._operands(number, name)["o"]
             memory = self._memory[number, "o"]
             self._cupy.cuda.runtime.memsetAsync(
                 memory.data.ptr, _NAN_BYTE, memory.nbytes, self._stream.ptr
@@ -174,8 +171,9 @@ class CudaBench:
             kept = self._launch(number, name)
             self._stream.synchronize()
             del kept
-            host = self._cupy.asnumpy(memory)[: _bytes_of(out)]
-            found = host.view(numpy_dtype(exam.dtype)).reshape(exam.call.shape("o"))
+            shape = exam.call.shape("o")
+            host = self._cupy.asnumpy(memory)[: _count(shape) * ITEM_BYTES[exam.dtype]]
+            found = host.view(numpy_dtype(exam.dtype)).reshape(shape)
             found = found if exam.call.layout == "bhsd" else found.swapaxes(1, 2)
             verdicts.append(judge(np.ascontiguousarray(found), exam))
         return _worst(verdicts)
@@ -233,10 +231,15 @@ class CudaBench:
         from attngen.engines.cuda_engine import launch_on_gpu
 
         build, module = self._builds[name]
-        program, call = build.rendered.program, self._exams[number].call
-        views = self._operands(number, name)
+        program, exam = build.rendered.program, self._exams[number]
+        call = exam.call
+        views = {
+            n: in_bhsd(self._view(self._memory[number, n], call.shape(n), exam.dtype), call.layout)
+            for n in "qkvo"
+        }
         tensors = {
-            n: self._keep(number, n, np.ascontiguousarray(x)) for n, x in call.tensors.items()
+            n: self._view(self._memory[number, _captured(n)], x.shape, view(x, n).dtype)
+            for n, x in call.tensors.items()
         }
         binding = _bind(program.attention, views, tensors, call)
         scratch, extra = [], {}
@@ -256,32 +259,6 @@ class CudaBench:
         )
         return launched, scratch
 
-    def _operands(self, number: int, name: str) -> dict[str, ArrayView]:
-        """q, k, v and o of a call, made at first use; [B, H, S, D]."""
-        exam = self._exams[number]
-        if (number, "o") not in self._memory:
-            attention = self._builds[name][0].rendered.program.attention
-            made = make_operands(attention, exam.call)
-            made["o"] = np.empty(exam.call.shape("o"), numpy_dtype(exam.dtype))
-            for operand, array in made.items():
-                self._keep(number, operand, array)
-        found = {}
-        for operand in ("q", "k", "v", "o"):
-            shape = exam.call.shape(operand)
-            seen = self._view(self._memory[number, operand], shape, exam.dtype)
-            found[operand] = in_bhsd(seen, exam.call.layout)
-        return found
-
-    def _keep(self, number: int, name: str, host: Array) -> ArrayView:
-        """An array on the device as bytes, copied at first use."""
-        memory = self._memory.get((number, name))
-        if memory is None:
-            raw = np.frombuffer(host.tobytes() or bytes(1), np.uint8)
-            memory = self._memory[number, name] = self._cupy.asarray(raw)
-            self._cupy.cuda.runtime.deviceSynchronize()  # the copy has a stream of its own
-        dtype = view(host, name).dtype
-        return self._view(memory, host.shape, dtype)
-
     def _view(self, memory: Array, shape: tuple[int, ...], dtype: str) -> ArrayView:
         strides = tuple(_count(shape[i + 1 :]) for i in range(len(shape)))
         device = cuda_device(self._index)
@@ -289,6 +266,17 @@ class CudaBench:
 
 
 # ---- both ----------------------------------------------------------------------------------
+
+
+def _captured(name: str) -> str:
+    """A captured tensor, which may have the name of an output."""
+    return f"tensor {name}"
+
+
+def _make_arrays(exam: Exam) -> dict[str, Array]:
+    """q, k, v and an output, in the call's layout."""
+    made = make_operands(exam.dtype, exam.call)
+    return {**made, "o": np.empty(exam.call.shape("o"), numpy_dtype(exam.dtype))}
 
 
 def _bind(
@@ -309,7 +297,3 @@ def _worst(verdicts: Sequence[Verdict]) -> Verdict:
 
 def _count(shape: Sequence[int]) -> int:
     return int(np.prod(shape, dtype=np.int64))
-
-
-def _bytes_of(seen: ArrayView) -> int:
-    return _count(seen.shape) * ITEM_BYTES[seen.dtype]

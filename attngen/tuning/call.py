@@ -95,13 +95,12 @@ class Call:
         return ", ".join(f"{n} {self.sizes[n]}" for n in ("B", "Hq", "Hkv", "Sq", "Skv"))
 
 
-def make_operands(attention: Attention, call: Call) -> dict[str, Array]:
+def make_operands(dtype: str, call: Call) -> dict[str, Array]:
     """q, k and v: normal numbers, which draw the power that real ones do.
 
     A stretch of them is repeated, since making as many as a long call has takes seconds.
     """
-    assert attention.dtype is not None
-    dtype = numpy_dtype(attention.dtype.name)
+    element = numpy_dtype(dtype)
     made = {}
     for number, name in enumerate(_SIZES):
         shape = call.shape(name)
@@ -109,7 +108,7 @@ def make_operands(attention: Attention, call: Call) -> dict[str, Array]:
         stretch = np.random.default_rng((call.seed, number)).standard_normal(
             min(count, _PERIOD), np.float32
         )
-        made[name] = np.resize(stretch.astype(dtype), count).reshape(shape)
+        made[name] = np.resize(stretch.astype(element), count).reshape(shape)
     return made
 
 

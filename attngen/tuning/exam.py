@@ -69,7 +69,7 @@ def make_exam(subject: Subject, call: Call) -> Exam:
     """
     attention = subject.attention
     assert attention.dtype is not None
-    operands = make_operands(attention, call)
+    operands = make_operands(attention.dtype.name, call)
     if call.layout == "bshd":
         operands = {name: array.swapaxes(1, 2) for name, array in operands.items()}
     rows = _choose_rows(call)
