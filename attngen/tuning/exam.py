@@ -7,6 +7,7 @@ divides.  Before each, its output is filled with NaN, so that what it leaves out
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final, TypeAlias, final
 
 import numpy as np
@@ -16,7 +17,7 @@ from attngen.oracle.dense import reference
 from attngen.record import record
 from attngen.tuning.call import Call, Subject, make_operands
 
-__all__ = ["Exam", "Verdict", "WrongError", "judge", "make_exam", "ragged_lengths"]
+__all__ = ["Exam", "Verdict", "WrongError", "judge", "make_exam", "ragged_lengths", "shrink"]
 
 Array: TypeAlias = Any
 Floats: TypeAlias = NDArray[np.floating[Any]]
@@ -90,6 +91,21 @@ def ragged_lengths(sizes: Mapping[str, int]) -> dict[str, int]:
     group = sizes["Hq"] // max(1, sizes["Hkv"])
     lengths = {name: min(sizes[name], _RAGGED) for name in ("Sq", "Skv")}
     return {**sizes, **lengths, "B": min(sizes["B"], 1), "Hkv": 1, "Hq": max(1, group)}
+
+
+def shrink(subject: Subject, call: Call) -> Call:
+    """The same call with ragged lengths; of its tensors the beginning is taken.
+
+    It need not be valid: a tensor may hold positions that are not there any more.
+    """
+    sizes = ragged_lengths(call.sizes)
+    tensors = {}
+    for tensor in subject.attention.tensors:
+        array = call.tensors[tensor.name]
+        dims = tensor.dims[len(tensor.dims) - array.ndim :]
+        part = tuple(slice(sizes.get(d.size) if isinstance(d.size, str) else None) for d in dims)
+        tensors[tensor.name] = np.ascontiguousarray(array[part])
+    return replace(call, sizes=sizes, tensors=tensors)
 
 
 def judge(found: Array, exam: Exam) -> Verdict:

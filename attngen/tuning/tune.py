@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final, TypeAlias, final
 
 from attngen import __version__
 from attngen.backend.device import cuda_device
+from attngen.diagnostics.diagnostic import AttnError
 from attngen.ir.digest import digest_operation
 from attngen.record import record
 from attngen.tuning.bench import CudaBench, HostBench, MakeBench
@@ -15,7 +17,7 @@ from attngen.tuning.build import Builder, CudaBuilder, HostBuilder
 from attngen.tuning.call import Call, Subject
 from attngen.tuning.cost_model import CostModel
 from attngen.tuning.device_class import DeviceClass
-from attngen.tuning.exam import make_exam
+from attngen.tuning.exam import make_exam, shrink
 from attngen.tuning.measurement import (
     L2,
     Checked,
@@ -29,10 +31,10 @@ from attngen.tuning.measurement import (
 from attngen.tuning.problem import Problem
 from attngen.tuning.search import Findings, Measured, Plan, Search, Tell
 from attngen.tuning.space import collect
-from attngen.tuning.store import Contents
+from attngen.tuning.store import Contents, user_store
 from attngen.tuning.worker import Patience, Worker
 
-__all__ = ["Machine", "contents_of", "cuda_machine", "host_machine", "tune"]
+__all__ = ["Machine", "contents_of", "cuda_machine", "host_machine", "improve", "tune"]
 
 MakeBuilder: TypeAlias = Callable[[Subject], Builder]
 
@@ -90,6 +92,28 @@ def tune(
     )
     builder = machine.make_builder(subject)
     return Search(attention.name, space, model, builder, stand, plan, tell).run()
+
+
+def improve(subject: Subject, call: Call, machine: Machine, seconds: float) -> Contents:
+    """Search for so long, and keep what was measured in the user's cache; also the records.
+
+    For a program that is asked to tune at its first call.  Ctrl-C is raised again when all is kept.
+
+    Errors:  those of `tune`.
+    """
+    calls = [call]
+    ragged = shrink(subject, call)
+    with suppress(AttnError):  # then the beginning of its tensors is no valid call
+        make_exam(subject, ragged)
+        calls.append(ragged)
+    findings = tune(subject, calls, machine, Plan(budget_s=seconds))
+    contents = contents_of(findings, subject, call, machine)
+    store = user_store()
+    if store is not None:
+        store.add(contents)
+    if findings.is_interrupted:
+        raise KeyboardInterrupt
+    return contents
 
 
 def contents_of(findings: Findings, subject: Subject, call: Call, machine: Machine) -> Contents:

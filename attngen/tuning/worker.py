@@ -168,7 +168,7 @@ class _Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
             start_new_session=True,  # so that Ctrl-C reaches the tuner alone
         )
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()

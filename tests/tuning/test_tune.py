@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from attngen.ir.digest import digest_operation
 from attngen.ir.schedule import Schedule
 from attngen.tuning.cost_model import CostModel
+from attngen.tuning.exam import make_exam, shrink
 from attngen.tuning.measurement import Record, parse_line
 from attngen.tuning.search import Findings, Plan
-from attngen.tuning.store import EMPTY
+from attngen.tuning.store import EMPTY, user_store
 from attngen.tuning.timing import RacePlan
-from attngen.tuning.tune import contents_of, host_machine, tune
+from attngen.tuning.tune import contents_of, host_machine, improve, tune
 from attngen.tuning.winner import find_winner
 
 from .candidates import call_of, subject_of
+from .problems import DOCUMENTS
 
 QUICK = Plan(
     most=3, beside=1, budget_s=None, compilers=2,
@@ -67,3 +70,25 @@ def test_predictions_are_kept_beside_the_times(found: Findings) -> None:
     model = CostModel(subject_of().attention, call_of(40), host_machine().device)
     for one in found.measured:
         assert found.predictions[one.schedule].us == pytest.approx(model.predict(one.schedule).us)
+
+
+@pytest.mark.usefixtures("host_compiler")
+def test_a_program_that_tunes_keeps_its_records() -> None:
+    subject = replace(subject_of(), schedule=Schedule(tile_q=8, tile_kv=16))
+    machine = replace(host_machine(), driver="13.0")
+    contents = improve(subject, call_of(24), machine, seconds=600)
+    assert [r.schedule.tile_kv for r in contents.records] == [16]
+    store = user_store()
+    assert store is not None
+    ((_, _, kept),) = store.files()
+    assert [r.id for r in kept.records] == [r.id for r in contents.records]
+
+
+def test_a_ragged_call_has_the_beginning_of_the_tensors() -> None:
+    subject = subject_of(DOCUMENTS, "bf16")
+    doc = (np.arange(2000) // 50).astype(np.int32)[None].repeat(3, axis=0)
+    call = replace(call_of(2000, B=3, H=4), tensors={"doc": doc})
+    ragged = shrink(subject, call)
+    assert ragged.tensors["doc"].shape == (1, 389)
+    assert (ragged.sizes["B"], ragged.sizes["Hq"], ragged.sizes["Sq"]) == (1, 1, 389)
+    assert make_exam(subject, ragged).o.shape[:2] == (1, 1)
