@@ -39,6 +39,7 @@ from typing import Any, Final, TypeAlias, final
 import attngen
 from attngen import targets
 from attngen.diagnostics.diagnostic import AttnError
+from attngen.frontend.check import check
 from attngen.frontend.load import load_text
 from attngen.ir.schedule import Schedule
 from attngen.ir.types import FLOATING
@@ -102,8 +103,9 @@ def make_job(cell: Cell, machine: Machine, ragged_tokens: int = _RAGGED) -> Job:
     """The cell's variant, and the same at a length that no tile divides."""
     small = replace(cell, B=1, S=ragged_tokens, Hq=cell.Hq // cell.Hkv, Hkv=1)
     target = targets.get(machine.device.arch)
-    text, dims = make_variant(cell).text, (cell.D, cell.Dv)
-    subject = Subject.of(load_text(text), FLOATING[cell.dtype], dims, target)
+    unit = load_text(make_variant(cell).text)
+    checked = check(unit, dtype=cell.dtype)
+    subject = Subject.of(unit, checked, FLOATING[cell.dtype], (cell.D, cell.Dv), target)
     # A variant's text may hold numbers that follow the length, so the ragged call has this text.
     call, ragged = _call(cell, subject), _call(small, subject)
     space = collect(subject.attention, subject.schedule, target)

@@ -244,7 +244,7 @@ class _Request:
         small = self._problem(checked.attention, _open_sizes(ragged, checked.attention))
         dims = problem.sizes["Dqk"], problem.sizes["Dv"]
         target = targets.get(device.arch)
-        subject = Subject.of(self.unit, problem.dtype, dims, target, self.consts)
+        subject = Subject.of(self.unit, checked, problem.dtype, dims, target, self.consts)
         return _Job(subject, self._call(problem), self._call(small), device)
 
     def _problem(self, attention: Attention, sizes: Mapping[str, int]) -> CheckedProblem:

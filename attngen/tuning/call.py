@@ -14,7 +14,7 @@ import numpy as np
 
 from attngen.backend.device import ArrayView, numpy_dtype
 from attngen.binding import Layout
-from attngen.frontend.check import check
+from attngen.frontend.check import Checked
 from attngen.frontend.load import Unit
 from attngen.ir.attention import Attention
 from attngen.ir.schedule import Schedule
@@ -56,13 +56,13 @@ class Subject:
     @staticmethod
     def of(
         unit: Unit,
+        checked: Checked,
         dtype: Element,
         head_dims: tuple[int, int],
         target: Target,
         consts: Mapping[str, bool | int | float] | None = None,
     ) -> Subject:
-        """Errors:  every fault of the text at this dtype and these head dims."""
-        checked = check(unit, consts=consts, dtype=dtype.name, head_dim=head_dims)
+        """`checked` is what a kernel is made from, so that its texts are these texts."""
         attention = run_passes(specialize(checked.attention, dtype, *head_dims))
         return Subject(unit, consts or {}, attention, checked.schedule_for(target.name), target)
 

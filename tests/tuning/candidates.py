@@ -9,6 +9,7 @@ from typing import Final
 
 from attngen import options, targets
 from attngen.cpu.build import build_library
+from attngen.frontend.check import check
 from attngen.frontend.load import load_text
 from attngen.ir.schedule import Schedule
 from attngen.ir.types import FLOATING
@@ -24,7 +25,8 @@ Break = Callable[[str], str]
 
 
 def subject_of(text: str = CAUSAL, dtype: str = "fp32", dim: int = 16) -> Subject:
-    return Subject.of(load_text(text), FLOATING[dtype], (dim, dim), targets.get("sm_80"))
+    unit = load_text(text)
+    return Subject.of(unit, check(unit), FLOATING[dtype], (dim, dim), targets.get("sm_80"))
 
 
 def call_of(S: int = 64, *, B: int = 1, H: int = 2, dim: int = 16) -> Call:

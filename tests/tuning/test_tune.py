@@ -7,8 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import attngen
 from attngen.ir.digest import digest_operation
 from attngen.ir.schedule import Schedule
+from attngen.tuning.build import CudaBuilder
 from attngen.tuning.cost_model import CostModel
 from attngen.tuning.exam import make_exam, shrink
 from attngen.tuning.measurement import Record, parse_line
@@ -92,3 +94,12 @@ def test_a_ragged_call_has_the_beginning_of_the_tensors() -> None:
     assert ragged.tensors["doc"].shape == (1, 389)
     assert (ragged.sizes["B"], ragged.sizes["Hq"], ragged.sizes["Sq"]) == (1, 1, 389)
     assert make_exam(subject, ragged).o.shape[:2] == (1, 1)
+
+
+def test_a_subject_has_the_texts_and_the_digest_of_a_kernel() -> None:
+    kernel = attngen.compile_text(DOCUMENTS)
+    subject = subject_of(DOCUMENTS, "bf16")
+    rendered = kernel.render("sm_80", dtype="bf16", head_dim=16)
+    assert digest_operation(rendered.program.attention) == digest_operation(subject.attention)
+    schedule = rendered.program.schedule
+    assert CudaBuilder(subject).build(schedule).rendered.source == rendered.source
