@@ -12,8 +12,10 @@ from typing import Any, Final, TypeAlias, final
 
 import numpy as np
 
-from attngen.backend.device import ArrayView, numpy_dtype
-from attngen.binding import Layout
+from attngen.backend.device import CPU, ArrayView, numpy_dtype
+from attngen.binding import Binding, Layout
+from attngen.engines.numpy_engine import as_numpy
+from attngen.engines.outputs import reach
 from attngen.frontend.check import Checked
 from attngen.frontend.load import Unit
 from attngen.ir.attention import Attention
@@ -83,6 +85,13 @@ class Call:
     layout: Layout = "bhsd"
     seed: int = 0
 
+    @staticmethod
+    def of(binding: Binding) -> Call:
+        """The call of these arguments; its tensors are copied from the device."""
+        _, head, token, _ = binding.q.strides
+        tensors = {name: _copy_to_host(seen) for name, seen in binding.tensors.items()}
+        return Call(binding.sizes, binding.params, tensors, "bshd" if head < token else "bhsd")
+
     def shape(self, operand: str) -> tuple[int, ...]:
         """Of q, k, v or o in memory."""
         names = ("B", "Hq", "Sq", "Dv") if operand == "o" else _SIZES[operand]
@@ -118,3 +127,16 @@ def in_bhsd(view: ArrayView, layout: Layout) -> ArrayView:
         return view
     (b, s, h, d), (sb, ss, sh, sd) = view.shape, view.strides
     return view._replace(shape=(b, h, s, d), strides=(sb, sh, ss, sd))
+
+
+def _copy_to_host(seen: ArrayView) -> Array:
+    """The values of an array on a GPU, once all that computes them is done."""
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    begin, end = reach(seen)
+    host = np.empty(max(1, end - begin), np.uint8)
+    runtime.deviceSynchronize()
+    runtime.memcpy(host.ctypes.data, begin, end - begin, runtime.memcpyDeviceToHost)
+    there = seen._replace(pointer=host.ctypes.data + seen.pointer - begin, device=CPU, owner=host)
+    return np.array(as_numpy(there))
