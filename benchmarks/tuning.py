@@ -5,9 +5,10 @@
     python -m benchmarks.tuning --device cpu
 
 In every cell a search runs as `attngen tune` does it, and then one over every schedule that the
-model predicts to take at most `--within` times the best.  The winners of both, the default and the
-model's choice are then timed anew, in turns, until their medians are known.  The suite `lengths`
-tunes one causal attention for six lengths and says how long that takes.
+model predicts to take at most `--within` times the best (`inf`: all), each timed to the end.  The
+winners of both, the default and the model's choice are then timed anew, in turns, until their
+medians are known.  The suite `lengths` tunes one causal attention for six lengths and says how long
+that takes.
 
 One JSON object a line: first the environment, then a record for each cell, at the end a summary:
 
@@ -206,7 +207,8 @@ def _try_all(job: Job, machine: Machine, effort: Effort) -> Findings:
     far = {s for s, p in ranked if p.us > effort.within * least} - {job.space.default}
     near = [s for s in job.space.candidates if s not in far]
     space = replace(job.space, candidates=tuple(near[: effort.most]))
-    plan = replace(effort.plan, takes_all=True, beside=0, budget_s=None)
+    race = replace(effort.plan.race, drops=False)
+    plan = replace(effort.plan, takes_all=True, beside=0, budget_s=None, race=race)
     stand, builder = _open_stand(job, machine), machine.make_builder(job.subject)
     return Search(job.subject.attention.name, space, job.model, builder, stand, plan).run()
 

@@ -43,6 +43,9 @@ class Replay:
         version = found.environment.nvrtc
         return Build(schedule, rendered, b"", found.sass, found.resources, version)
 
+    def prepare(self) -> None:
+        """There is nothing to make ready."""
+
     def check(self, name: str, build: Build) -> Verdict:
         found = self._records.get(build.schedule)
         if found is None:

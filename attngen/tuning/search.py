@@ -161,6 +161,9 @@ class Stand(Timer, Protocol):
     @property
     def mode(self) -> str: ...
 
+    def prepare(self) -> None:
+        """Make ready what the first check needs; another thread may do so while others compile."""
+
     def check(self, name: str, build: Build) -> Verdict:
         """Errors:  LostError."""
 
@@ -255,9 +258,11 @@ class Search:
 
     def _admit(self, schedules: Sequence[Schedule], until: float) -> None:
         """Compile side by side, and check what is compiled meanwhile."""
-        pool = ThreadPoolExecutor(self._plan.compilers or os.cpu_count())
+        pool = ThreadPoolExecutor(1 + (self._plan.compilers or os.cpu_count() or 1))
         try:
+            ready = pool.submit(self._stand.prepare)
             building = {pool.submit(self._builder.build, s): s for s in schedules}
+            ready.result()
             for future, schedule in self._completed(building, until):
                 self._say(f"compiled and checked {self._tried} of {len(self._wanted(schedules))}")
                 self._examine(schedule, future)

@@ -54,12 +54,14 @@ class RacePlan:
 
     sample_ms:  about how long one sample takes: as many calls in a row as fill it.
     tolerance:  half the width of the median's interval, relative to it, where rounds may end.
+    drops:      whether the beaten drop out.
     """
 
     min_rounds: int = 9
     max_rounds: int = 40
     sample_ms: float = 3.0
     tolerance: float = 0.005
+    drops: bool = True
 
 
 @final
@@ -99,7 +101,8 @@ class Race:
             for name in rotate(self.running, number):
                 self._sample(name)
                 yield number
-            self._drop_beaten()
+            if self._plan.drops:
+                self._drop_beaten()
             if not self.running or (number + 1 >= self._plan.min_rounds and self._is_settled()):
                 return
 

@@ -81,12 +81,17 @@ class Worker:
         self._builds: dict[str, Build] = {}
         self._process: _Process | None = None
         self._loaded: set[str] = set()
+        self._is_closed = False
 
     def __enter__(self) -> Worker:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def prepare(self) -> None:
+        """Start the process, with all calls on its device.  Errors:  A472, A65x."""
+        self._running()
 
     def check(self, name: str, build: Build) -> Verdict:
         """Let a candidate sit its exams; afterwards it can be timed by its name.
@@ -104,10 +109,9 @@ class Worker:
         return float(answer["ms"])
 
     def close(self) -> None:
-        """End the process, if there is one."""
-        if self._process is not None:
-            self._process.end()
-            self._process = None
+        """End the process, if there is one, for good."""
+        self._is_closed = True
+        self._end_process()
 
     def _ask(self, name: str, action: str, values: tuple[Any, ...], limit_s: float) -> Answer:
         """The answer about a candidate, loaded first where the process does not have it yet."""
@@ -118,12 +122,18 @@ class Worker:
                 process.ask("load", (name, self._builds[name]), self._patience.check_s)
             return process.ask(action, values, limit_s)
         except _DiedError as died:
-            self.close()
+            self._end_process()
             raise LostError(str(died)) from None
         except _RefusedError as refused:
             if refused.is_lost:
-                self.close()
+                self._end_process()
             raise LostError(str(refused)) from None
+
+    def _end_process(self) -> None:
+        """The next question starts another."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.end()
 
     def _running(self) -> _Process:
         """The process, started and with all calls on its device.
@@ -132,16 +142,17 @@ class Worker:
         """
         if self._exams is None:
             self._exams = tuple(self._make_exams())
+        if self._is_closed:
+            raise AttnError(TimingProcessFailed(None, "it was ended"))
         if self._process is None:
             self.restarts += 1
             self._loaded.clear()
-            process = _Process()
+            self._process = process = _Process()
             try:
                 process.ask("open", (self._make_bench, self._exams), self._patience.open_s)
             except (_DiedError, _RefusedError) as error:
-                process.end()
+                self._end_process()
                 raise AttnError(TimingProcessFailed(None, str(error))) from None
-            self._process = process
         return self._process
 
 

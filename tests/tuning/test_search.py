@@ -48,7 +48,7 @@ class Simulation:
     ) -> None:
         self.built: list[Schedule] = []
         self.samples = 0
-        self.is_closed = False
+        self.is_closed = self.is_prepared = False
         self.seconds = 0.0
         self.interrupt_at: int | None = None
         self._law, self._spills, self._noise, self._build_s = law, spills, noise, build_s
@@ -68,7 +68,11 @@ class Simulation:
         )
         return Build(schedule, cast(Any, None), b"", "0" * 64, resources, "13.5")
 
+    def prepare(self) -> None:
+        self.is_prepared = True
+
     def check(self, name: str, build: Build) -> Verdict:
+        assert self.is_prepared
         self._by_name[name] = build.schedule
         if self._law(build.schedule) <= 0:
             raise LostError("it computes nothing")

@@ -93,6 +93,13 @@ def test_the_slow_drop_out_early_and_the_kept_one_never() -> None:
     assert len(race.samples["default"]) == len(race.samples["best"]) == PLAN.min_rounds
 
 
+def test_where_nobody_drops_out_everybody_is_timed_to_the_end() -> None:
+    timer = SimulatedTimer({"best": always(1.0), "slow": always(9.0)})
+    race = run(timer, RacePlan(min_rounds=7, max_rounds=7, drops=False))
+    assert race.outs == {}
+    assert [len(found) for found in race.samples.values()] == [7, 7]
+
+
 def test_a_disturbed_sample_puts_nobody_out() -> None:
     # The first sample of b, the fourth of all, falls into a moment when everything takes thrice.
     timer = SimulatedTimer({"a": always(1.0), "b": lambda n: 3.0 if n == 4 else 0.9})
