@@ -39,7 +39,7 @@ def say_findings(job: Job, found: Findings, roof: Roof) -> None:
         (Stage.COMPILER, "refused after compiling"),
         (Stage.EXAM, "wrong or harmful"),
         (Stage.RACE, "lost while timed"),
-        (Stage.BUDGET, "left out by the budget"),
+        (Stage.BUDGET, "left out"),
     ):
         number = sum(d.stage is stage for d in found.discarded)
         if number:
@@ -53,7 +53,7 @@ def say_findings(job: Job, found: Findings, roof: Roof) -> None:
 
 
 def _times(ms: float, roof: Roof) -> list[str]:
-    return [f"{ms:.4g} ms", f"{roof.tflops(1e3 * ms):.0f} TFLOP/s"]
+    return [f"{ms:.4g} ms", f"{roof.tflops(1e3 * ms):.3g} TFLOP/s"]
 
 
 def say_ranking(job: Job) -> None:

@@ -286,7 +286,7 @@ class Search:
             for future in done:
                 yield future, building[future]
         for future in left:
-            reason = "the budget ended before it was compiled"
+            reason = "the search ended before it was compiled"
             self._discard(building[future], Stage.BUDGET, reason)
 
     def _examine(self, schedule: Schedule, future: Future[Build]) -> None:
@@ -315,7 +315,7 @@ class Search:
         race = Race(self._stand, tuple(by_name), self._plan.race, kept=kept)
         self._races.append(race)
         for number in race.rounds():
-            self._say(f"timing {len(race.running)} schedules, round {number + 1}")
+            self._say(f"round {number + 1} of the race, {len(race.running)} left")
             limit = self._seconds_until(until)
             if limit is not None and limit <= 0 and race.samples:
                 break
@@ -345,7 +345,7 @@ class Search:
             if (reason := race.outs.get(_name_of(schedule))) is not None:
                 return Discarded(schedule, Stage.RACE, reason)
         if schedule in self._admitted:
-            return Discarded(schedule, Stage.BUDGET, "the budget ended before it was timed")
+            return Discarded(schedule, Stage.BUDGET, "the search ended before it was timed")
         times = dict(self._ranked)
         ratio = times[schedule].us / max(self._ranked[0][1].us, 1e-9)
         reason = f"predicted to take {ratio:.2f} times the best prediction"
