@@ -276,15 +276,19 @@ class Search:
         self, building: Mapping[Future[Build], Schedule], until: float
     ) -> Iterator[tuple[Future[Build], Schedule]]:
         """What is compiled, as it comes; the default is waited for, whatever the time."""
-        left = set(building)
+        default, left = self._space.default, set(building)
         while left:
-            is_needed = any(building[f] == self._space.default for f in left)
-            limit = None if is_needed else self._seconds_until(until)
-            done, left = wait(left, limit if limit is None else max(0.0, limit), FIRST_COMPLETED)
+            limit = self._seconds_until(until)
+            if any(building[future] == default for future in left):
+                limit = None
+            elif limit is not None and limit <= 0:
+                break
+            done, _ = wait(left, limit, FIRST_COMPLETED)
             if not done:
                 break
-            for future in done:
-                yield future, building[future]
+            future = min(done, key=lambda f: building[f] != default)
+            left.remove(future)
+            yield future, building[future]
         for future in left:
             reason = "the search ended before it was compiled"
             self._discard(building[future], Stage.BUDGET, reason)

@@ -204,6 +204,22 @@ def test_the_budget_ends_a_race_and_what_was_measured_is_kept() -> None:
     assert found.best.times.samples < 2000
 
 
+def test_who_is_checked_for_too_long_leaves_no_time_for_the_others() -> None:
+    simulation = Simulation(near_to(128, 160), build_s=0.0)
+    check = simulation.check
+
+    def check_slowly(name: str, build: Build) -> Verdict:
+        simulation.seconds += 2.0
+        return check(name, build)
+
+    simulation.check = check_slowly  # type: ignore[method-assign]
+    found = search(simulation, Plan(budget_s=12.0, compilers=2))
+    assert len(found.measured) == 3  # 6 of 12 seconds are for compiling and checking
+    assert found.default is not None
+    late = [d for d in found.discarded if d.stage is Stage.BUDGET]
+    assert len(late) == Plan().most - Plan().beside - 3
+
+
 def test_who_compiles_for_too_long_is_left_behind() -> None:
     simulation, is_over = Simulation(near_to(128, 160)), threading.Event()
     build = simulation.build
