@@ -6,6 +6,7 @@ o, lse = kernel(q, k, v, doc=doc, cap=50.0, return_lse=True)
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import warnings
@@ -68,11 +69,12 @@ if TYPE_CHECKING:
     from attngen.engines.cuda_engine import Launched
     from attngen.tuning.device_class import DeviceClass
     from attngen.tuning.lookup import Answer, Lookup, Question
+    from attngen.tuning.problem import Problem
 
 __all__ = ["Engine", "Kernel", "Layout", "Tune", "compile", "compile_text"]
 
 Engine: TypeAlias = Literal["auto", "cuda", "cpu", "numpy"]
-Tune: TypeAlias = Literal["auto", "cached", "off"]
+Tune: TypeAlias = Literal["auto", "cached", "off"] | float
 Array: TypeAlias = Any
 
 _DEFAULT_CPU_TARGET = "sm_80"
@@ -101,7 +103,8 @@ def compile(
     schedule:  lines of a schedule block that win over the file's, "passes two; tile q = 16".
     tune:      who chooses, on a GPU, what the schedule leaves open.  "cached": tuning records, and
                the kernel family where there are none; "auto": the best that is known without
-               measuring; "off": the kernel family.
+               measuring; "off": the kernel family.  A number: the first call of a problem that
+               has no record searches for so many seconds, and keeps what it measured.
     Errors:    AttnError with every fault of the file, each at its place.
     """
     return Kernel(load_file(Path(path)), consts, dtype, head_dim, arch, engine, schedule, tune)
@@ -185,7 +188,7 @@ class Kernel:
         tune: Tune = "auto",
     ) -> None:
         _require_choice("engine", engine, Engine)
-        _require_choice("tune", tune, Tune)
+        _require_tune(tune)
         if schedule is not None:
             unit = override_schedule(unit, schedule)
         self.unit = unit
@@ -199,6 +202,7 @@ class Kernel:
         self._targets: dict[int, Target] = {}  # by index of GPU
         self._classes: dict[int, DeviceClass | None] = {}  # likewise
         self._lookup: Lookup | None = None
+        self._searched: set[Problem] = set()
         self._operations: dict[tuple[str, tuple[int, int]], str] = {}  # digests
         self._lowered: dict[_LoweredKey, Lowered] = {}
         self._compiled: dict[_Key, _Compiled] = {}
@@ -485,7 +489,7 @@ class Kernel:
     ) -> _Compiled:
         operands = {"q": binding.q, "k": binding.k, "v": binding.v}
         dims = binding.sizes["Dqk"], binding.sizes["Dv"]
-        schedule = self._tuned(binding.dtype, dims, device, binding.sizes, operands)
+        schedule = self._tuned(binding.dtype, dims, device, binding.sizes, operands, binding)
         return self._specialise(
             binding.dtype, dims, device, operands, schedule=schedule, is_checked=is_checked
         )
@@ -497,6 +501,7 @@ class Kernel:
         device: Device,
         sizes: Mapping[str, int],
         operands: Mapping[str, ArrayView] | None = None,
+        binding: Binding | None = None,
     ) -> Schedule | None:
         """What tuning chooses for a call of these sizes; None where it chooses nothing."""
         target = self._target(device)
@@ -507,7 +512,44 @@ class Kernel:
             return None  # `arch` asks for a text that is not the GPU's own
         lowered = self._lower(dtype, dims, target)
         is_aligned = operands is None or lowered.family.why_unaligned(operands) is None
-        return self._ask(lowered, sizes, known, is_aligned=is_aligned).schedule
+        answer = self._ask(lowered, sizes, known, is_aligned=is_aligned)
+        if isinstance(self._tune, int | float) and is_aligned and binding is not None:
+            question = self._question(lowered, sizes, known, is_aligned=is_aligned)
+            if self._search(question.problem, answer, lowered, binding, device):
+                answer = self._ask(lowered, sizes, known, is_aligned=is_aligned)
+        return answer.schedule
+
+    def _search(
+        self,
+        problem: Problem,
+        answer: Answer,
+        lowered: Lowered,
+        binding: Binding,
+        device: Device,
+    ) -> bool:
+        """Measure schedules for a problem that has no record yet, once; whether it was done."""
+        from attngen.tuning.call import Call, Subject
+        from attngen.tuning.lookup import Grade
+        from attngen.tuning.tune import cuda_machine, improve
+
+        is_whole = binding.rows == (0, binding.sizes["Sq"])
+        is_whole &= binding.keys == (0, binding.sizes["Skv"])
+        if answer.grade is Grade.EXACT or problem in self._searched or not is_whole:
+            return False
+        if _is_capturing(device, binding.q.owner):
+            return False
+        self._searched.add(problem)
+        dims, target = (binding.sizes["Dqk"], binding.sizes["Dv"]), lowered.target
+        subject = Subject.of(self.unit, self.checked, binding.dtype, dims, target, self._consts)
+        try:
+            machine = cuda_machine(device.index)
+            improve(subject, Call.of(binding), machine, float(self._tune))
+        except AttnError as error:
+            _say_once(f"{self.name}: {error.diagnostics[0].message()}")
+            return False
+        if self._lookup is not None:
+            self._lookup.forget()
+        return True
 
     def _class_of(self, device: Device) -> DeviceClass | None:
         """The class of a GPU; None, with a warning, where the driver does not tell."""
@@ -824,6 +866,16 @@ def _require_sizes(shape: Mapping[str, int]) -> None:
     if not all(is_int(shape.get(name)) and shape[name] >= 0 for name in names):
         reason = f"it has a size for each of {', '.join(names)}"
         raise AttnError(ReservedArgument(None, "shape", reason))
+
+
+def _require_tune(tune: Any) -> None:
+    """A word, or seconds."""
+    if isinstance(tune, int | float) and not isinstance(tune, bool) and 0 < tune < math.inf:
+        return
+    words = get_args(get_args(Tune)[0])
+    if tune not in words:
+        reason = f"it is one of {', '.join(words)}, or a number of seconds"
+        raise AttnError(ReservedArgument(None, f"tune={tune!r}", reason))
 
 
 def _pair(head_dim: int | tuple[int, int] | None) -> tuple[int, int] | None:

@@ -37,8 +37,8 @@ from attngen.record import record
 from attngen.targets.base import Target
 
 __all__ = [
-    "Lowered", "Rendered", "choose_family", "lower_program", "plan_for_numpy", "reasons_against",
-    "render_lowered", "render_program",
+    "Lowered", "Rendered", "choose_family", "lower_program", "lower_schedule", "plan_for_numpy",
+    "reasons_against", "render_lowered", "render_program",
 ]  # fmt: skip
 
 
@@ -110,10 +110,17 @@ def lower_program(
     schedule = schedule or checked.schedule_for(target.name)
     if family is not None:
         schedule = replace(_with_free_tiles(schedule), kernel=family)
-    chosen, schedule, notes = choose_family(attention, schedule, target)
-    program = chosen.lower(attention, schedule)
-    require_valid(f"lowering for `{chosen.name}`", verify_program(program))
-    return Lowered(program, chosen, target, notes)
+    _, schedule, notes = choose_family(attention, schedule, target)
+    return replace(lower_schedule(attention, schedule, target), notes=notes)
+
+
+def lower_schedule(attention: Attention, schedule: Schedule, target: Target) -> Lowered:
+    """The loop nest of a complete schedule, which its family takes."""
+    assert schedule.kernel is not None, "complete the schedule first"
+    family = all_families()[schedule.kernel]
+    program = family.lower(attention, schedule)
+    require_valid(f"lowering for `{family.name}`", verify_program(program))
+    return Lowered(program, family, target, ())
 
 
 def render_lowered(

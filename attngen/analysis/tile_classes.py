@@ -22,6 +22,7 @@ Source: R. E. Moore, Interval Analysis, 1966, chapter 2.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final, TypeAlias, final
 
 from attngen.analysis.ranges import INT32, INT64, compile_time_ranges, infer_ranges
@@ -140,6 +141,7 @@ class TileClasses:
         return (*self.row_summaries, *self.key_summaries, *self.box_summaries)
 
 
+@lru_cache(maxsize=64)  # asked again for every schedule
 def classify_tiles(attention: Attention) -> TileClasses:
     """The classes of a variant's tiles; without a mask every pair attends."""
     if attention.mask is None:

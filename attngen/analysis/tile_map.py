@@ -175,6 +175,7 @@ def map_tiles(
     tensors: Mapping[str, Array],
     b: int = 0,
     h: int = 0,
+    most_pairs: int | None = None,
 ) -> TileMap:
     """Classify the tiles of one batch and head, and decide the pairs of the partial ones.
 
@@ -182,6 +183,7 @@ def map_tiles(
 
     Shapes:  `tensors` have all their declared dimensions.
     Units:   `tile_q`, `tile_kv` in tokens; `sizes` are the block's and those that tensors name.
+    most_pairs:  of partial tiles are decided, `MAX_PAIRS` by default; with 0 only kinds are found.
     Memory:  grows with tiles, up to `MAX_TILES` bytes, and with what a row or key of tiles needs;
              never with pairs.
     """
@@ -196,7 +198,8 @@ def map_tiles(
         keys = known.along_keys(kv_tiles, tile_kv, classes.key_summaries)
         _classify(known, classes, rows, keys, kinds)
     counted = attending = pairs = missed_skip = missed_full = 0
-    for i, j in _partial_tiles(kinds, MAX_PAIRS // (tile_q * tile_kv), tile_q * tile_kv):
+    most = MAX_PAIRS if most_pairs is None else most_pairs
+    for i, j in _partial_tiles(kinds, most, tile_q * tile_kv):
         visible, inside = known.pairs(q_tiles[i] * tile_q, kv_tiles[j] * tile_kv, tile_q, tile_kv)
         counted += len(i)
         attending += int(visible.sum())
@@ -354,10 +357,12 @@ def _wide(x: Array, like: Array) -> Array:
 
 
 def _partial_tiles(kinds: Array, most: int, area: int) -> Iterator[tuple[Array, Array]]:
-    """Rows and columns of at most so many partial tiles, some at a time."""
+    """Rows and columns of partial tiles with at most so many pairs, some at a time."""
+    if not most:
+        return
     in_row = np.count_nonzero(kinds == TileKind.PARTIAL, axis=1)
     before = np.cumsum(in_row) - in_row
-    chosen = _spread(int(in_row.sum()), max(1, most))
+    chosen = _spread(int(in_row.sum()), max(1, most // area))
     row_of: Array = np.searchsorted(before + in_row, chosen, side="right")
     step = max(1, AT_ONCE // area)
     for part in _slices(len(chosen), step):

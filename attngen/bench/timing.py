@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Final, final
 
 from attngen.bench.machines import Timer
 from attngen.record import record
+from attngen.tuning.timing import Times, rotate, summarize
 
-__all__ = ["Plan", "Times", "interval_of_median", "measure", "rotate", "summarize"]
+__all__ = ["Plan", "Times", "measure"]
 
 _MIN_ROUNDS: Final = 9
 _MAX_ROUNDS: Final = 60
@@ -34,17 +33,6 @@ class Plan:
     tolerance: float = _TOLERANCE
 
 
-@final
-@record
-class Times:
-    """Milliseconds of one call: the median, its 95 % interval, and the number of samples."""
-
-    ms: float
-    low_ms: float
-    high_ms: float
-    samples: int
-
-
 def measure(timers: Mapping[str, Timer], plan: Plan) -> dict[str, Times]:
     """The times of each, from rounds in which each is sampled once, another one first each time.
 
@@ -58,32 +46,6 @@ def measure(timers: Mapping[str, Timer], plan: Plan) -> dict[str, Times]:
         if number + 1 >= plan.min_rounds and _are_settled(samples, plan.tolerance):
             break
     return {name: summarize(found) for name, found in samples.items()}
-
-
-def rotate(names: Sequence[str], number: int) -> tuple[str, ...]:
-    """The names in order, beginning with another one for each number."""
-    first = number % len(names) if names else 0
-    return (*names[first:], *names[:first])
-
-
-def summarize(samples: Sequence[float]) -> Times:
-    """Median and interval of the samples, which are at least one."""
-    low, high = interval_of_median(samples)
-    return Times(statistics.median(samples), low, high, len(samples))
-
-
-def interval_of_median(samples: Sequence[float]) -> tuple[float, float]:
-    """Between which samples the true median lies with at least 95 %; all of them below 6.
-
-    Source:  order statistics; how many of n samples lie below the median is binomial.
-    """
-    ordered, n = sorted(samples), len(samples)
-    outside, first = 0.0, -1
-    while outside + math.comb(n, first + 1) / 2**n <= 0.025:
-        first += 1
-        outside += math.comb(n, first) / 2**n
-    first = max(0, first)
-    return ordered[first], ordered[n - 1 - first]
 
 
 def _are_settled(samples: Mapping[str, Sequence[float]], tolerance: float) -> bool:

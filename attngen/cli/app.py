@@ -31,6 +31,7 @@ COMMANDS: Final = {
     "explain": "Say what a file computes, draw its mask, and count the work.",
     "fmt": "Bring files into their canonical form.",
     "run": "Run a file on inputs from files or made up, and prove the result.",
+    "tune": "Find the fastest schedules for some shapes, and keep what was measured.",
 }
 """Each is a module of this package with a `command`; it is imported when it is used."""
 

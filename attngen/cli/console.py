@@ -19,8 +19,8 @@ from attngen.diagnostics.diagnostic import Diagnostic
 from attngen.options import settings
 
 __all__ = [
-    "ERRORS_AS_JSON", "Piece", "Progress", "can_show", "note", "progress", "say", "say_json",
-    "show_errors", "show_errors_as_json", "table",
+    "ERRORS_AS_JSON", "Piece", "Progress", "can_show", "is_fancy", "note", "progress",
+    "rich_console", "say", "say_json", "show_errors", "show_errors_as_json", "table",
 ]  # fmt: skip
 
 Piece: TypeAlias = str | tuple[str, str]
@@ -57,10 +57,10 @@ def show_errors(diagnostics: Sequence[Diagnostic]) -> None:
     for i, diagnostic in enumerate(diagnostics):
         if i:
             click.echo("", err=True)
-        if _is_fancy(sys.stderr):
+        if is_fancy(sys.stderr):
             from attngen.diagnostics.render import render_rich
 
-            _rich_console(sys.stderr).print(render_rich(diagnostic), soft_wrap=True)
+            rich_console(sys.stderr).print(render_rich(diagnostic), soft_wrap=True)
         else:
             click.echo(render_plain(diagnostic), err=True)
 
@@ -94,22 +94,23 @@ def can_show(characters: str) -> bool:
 
 
 def _write(pieces: Sequence[Piece], stream: IO[str]) -> None:
-    if _is_fancy(stream):
+    if is_fancy(stream):
         from rich.text import Text
 
-        _rich_console(stream).print(Text.assemble(*pieces), soft_wrap=True)
+        rich_console(stream).print(Text.assemble(*pieces), soft_wrap=True)
     else:
         text = "".join(piece if isinstance(piece, str) else piece[0] for piece in pieces)
         click.echo(text, file=stream)
 
 
-def _is_fancy(stream: IO[str]) -> bool:
+def is_fancy(stream: IO[str]) -> bool:
     """Whether somebody sits there who wants colours."""
     chosen = settings()
     return stream.isatty() and chosen.is_color_on
 
 
-def _rich_console(stream: IO[str]) -> Any:
+def rich_console(stream: IO[str]) -> Any:
+    """A console of `rich` that writes what it is given as it is."""
     from rich.console import Console
 
     return Console(file=stream, highlight=False, markup=False, emoji=False)
@@ -138,7 +139,7 @@ class Progress:
                 self._status.update(text)
 
     def start(self) -> None:
-        if _is_fancy(sys.stderr):
+        if is_fancy(sys.stderr):
             self._timer.start()
 
     def stop(self) -> None:
@@ -151,7 +152,7 @@ class Progress:
     def _show(self) -> None:
         with self._lock:
             if not self._is_done:
-                self._status = _rich_console(sys.stderr).status(self._text)
+                self._status = rich_console(sys.stderr).status(self._text)
                 self._status.start()
 
 

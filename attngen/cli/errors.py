@@ -8,7 +8,7 @@ from attngen.diagnostics.diagnostic import Diagnostic
 
 __all__ = [
     "BadOption", "CannotMake", "CannotRead", "CannotWrite", "InputMismatch",
-    "InternalError", "LeftOpen", "OutOfMemory", "ParamWithoutValue",
+    "InternalError", "LeftOpen", "NoGpuToTune", "OutOfMemory", "ParamWithoutValue",
     "UnknownInput", "WrongUsage",
 ]  # fmt: skip
 
@@ -130,6 +130,19 @@ class OutOfMemory(Diagnostic):
     code = "A719"
     title = "there is not enough memory for this: {reason}"
     hint = "choose a smaller --shape, or a part of it with --rows"
+    reason: str
+
+
+@final
+class NoGpuToTune(Diagnostic):
+    """`attngen tune` on a machine on which nothing can be timed."""
+
+    code = "A721"
+    title = "schedules are timed on a GPU: {reason}"
+    hint = (
+        "--dry-run ranks them by the cost model, for --device h200 or another; --replay FILE"
+        " searches with recorded times; --device cpu rehearses everything but the times"
+    )
     reason: str
 
 

@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from enum import Enum, Flag
+from functools import lru_cache
 from typing import Final, TypeAlias, final
 
 from attngen.analysis.ranges import INT64, compile_time_ranges, infer_ranges, range_of_work
@@ -115,6 +116,7 @@ class MaskParts:
         )
 
 
+@lru_cache(maxsize=64)  # asked again for every schedule
 def find_mask_parts(attention: Attention) -> MaskParts | None:
     """The parts of a variant's mask.
 
@@ -310,6 +312,7 @@ _CHEAP_MASK: Final = 9
 """Nodes of a window: two comparisons of a difference."""
 
 
+@lru_cache(maxsize=64)  # asked again for every schedule
 def is_dear_per_pair(attention: Attention) -> bool:
     """Whether the mask reads, divides or does more than a window's work for each pair.
 

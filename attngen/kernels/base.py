@@ -6,8 +6,10 @@ renders that to CUDA.  It never measures, compiles or launches.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final, Protocol, final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any, Final, Protocol, final
 
 from attngen.ir.attention import Attention
 from attngen.ir.program import Program
@@ -16,7 +18,7 @@ from attngen.ir.types import Element
 from attngen.record import record
 from attngen.targets.base import Feature, Target
 
-__all__ = ["KernelFamily", "SharedArray", "Strided", "list_arrays", "total_bytes"]
+__all__ = ["KernelFamily", "SharedArray", "Strided", "list_arrays", "total_bytes", "vary"]
 
 
 _SHOWN_BYTES: Final = 64
@@ -58,6 +60,14 @@ def why_too_large(arrays: tuple[SharedArray, ...], target: Target) -> str | None
         return None
     limit = f"{target.name} allows {allowed:.0f} KiB per block"
     return f"shared memory: {list_arrays(arrays, ' KiB')} = {needed:.1f} KiB; {limit}"
+
+
+def vary(schedule: Schedule, **choices: Sequence[int]) -> Iterator[Schedule]:
+    """Every combination of the choices for what the schedule leaves open; what it fixes stays."""
+    free = {name: some for name, some in choices.items() if getattr(schedule, name) is None}
+    for values in product(*free.values()):
+        chosen: dict[str, Any] = dict(zip(free, values, strict=True))
+        yield replace(schedule, **chosen)
 
 
 class Strided(Protocol):
@@ -116,8 +126,19 @@ class KernelFamily(Protocol):
         """The schedule with every auto replaced by this family's default for the target."""
         ...
 
+    def candidates(self, schedule: Schedule) -> Iterator[Schedule]:
+        """The schedules that a tuner tries, most of them complete; what `schedule` fixes stays.
+
+        Many do not fit a problem or a target, which `reasons_against` says of each.
+        """
+        ...
+
     def shared_arrays(self, attention: Attention, schedule: Schedule) -> tuple[SharedArray, ...]:
         """The resource formula: what a block keeps in shared memory."""
+        ...
+
+    def registers(self, attention: Attention, schedule: Schedule) -> int:
+        """About how many a thread needs; the compiler knows it better."""
         ...
 
     def lower(self, attention: Attention, schedule: Schedule) -> Program:

@@ -33,7 +33,14 @@ from attngen.ir.program import (
 )
 from attngen.ir.schedule import Schedule
 from attngen.ir.types import Element
-from attngen.kernels.base import KernelFamily, SharedArray, Strided, total_bytes, why_too_large
+from attngen.kernels.base import (
+    KernelFamily,
+    SharedArray,
+    Strided,
+    total_bytes,
+    vary,
+    why_too_large,
+)
 from attngen.kernels.tensor_cores import (
     CHEAP_SCORE,
     DTYPES,
@@ -52,6 +59,9 @@ __all__ = ["FAMILY", "Context", "ForwardMma"]
 _COPY_BYTES: Final = 16
 _ELEMENT: Final = 2
 _WARPS_WANTED: Final = 8
+_TILES_Q: Final = (16, 32, 64, 128, 256)
+_WARPS: Final = (1, 2, 4, 8)
+_STAGES: Final = (1, 2)
 _OUTER_DIMS: Final = ("batch", "heads", "tokens")
 _GROUP_WARPS: Final = 8
 """Warps of a block that summarises keys; they share the tiles of a group."""
@@ -166,6 +176,18 @@ class ForwardMma:
         fitting = [c for c in candidates if self._fits(attention, c, target)]
         roomy = [c for c in fitting if self._leaves_room(attention, c, target)]
         return (roomy or fitting or candidates[-1:])[0]
+
+    def candidates(self, schedule: Schedule) -> Iterator[Schedule]:
+        """Warps follow from the rows: 32 or 16 each."""
+        named = replace(schedule, kernel=self.name)
+        tiles = vary(named, tile_q=_TILES_Q, tile_kv=range(16, 129, 16), stages=_STAGES)
+        for one in tiles:
+            rows = one.tile_q or 0
+            warps = tuple(w for w in (rows // 32, rows // 16) if w in _WARPS)
+            yield from vary(one, warps=warps)
+
+    def registers(self, attention: Attention, schedule: Schedule) -> int:
+        return _registers(attention, _tile(schedule))
 
     def _fits(self, attention: Attention, schedule: Schedule, target: Target) -> bool:
         tile = _tile(schedule)
@@ -314,12 +336,12 @@ class ForwardMma:
 
 def _schedule_reasons(attention: Attention, schedule: Schedule) -> Iterator[str]:
     yield from loop_reasons(attention, schedule)
-    if schedule.stages not in (None, 1, 2):
+    if schedule.stages not in (None, *_STAGES):
         yield "`stages` is 1 or 2"
-    if schedule.tile_q not in (None, 16, 32, 64, 128, 256):
+    if schedule.tile_q not in (None, *_TILES_Q):
         yield f"`tile q` is a power of 2 from 16 to 256, not {schedule.tile_q}"
     yield from tile_kv_reasons(schedule, masks_ahead=is_dear_per_pair(attention))
-    if schedule.warps not in (None, 1, 2, 4, 8):
+    if schedule.warps not in (None, *_WARPS):
         yield "`warps` is 1, 2, 4 or 8"
 
 

@@ -7,7 +7,7 @@ kernel to read first, and the one that runs what no faster family takes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, final
 
@@ -28,7 +28,14 @@ from attngen.ir.program import (
 )
 from attngen.ir.schedule import LoopOrder, Normalize, Schedule
 from attngen.ir.types import BF16, FP16, FP32, Element
-from attngen.kernels.base import KernelFamily, SharedArray, Strided, total_bytes, why_too_large
+from attngen.kernels.base import (
+    KernelFamily,
+    SharedArray,
+    Strided,
+    total_bytes,
+    vary,
+    why_too_large,
+)
 from attngen.passes.barriers import SharedUse, place_barriers
 from attngen.passes.loop_nest import build_loop_nest
 from attngen.record import record
@@ -41,6 +48,8 @@ LARGEST_HEAD_DIM: Final = 256
 LARGEST_TILE_KV: Final = 1024
 """The end of the last tile of 2^31 keys would not fit 32 bits beyond it."""
 _FLOAT: Final = 4
+_OTHER_REGISTERS: Final = 90
+"""Row state, addresses and counters of a thread: what the texts in `generated/` take."""
 _TEMPLATE: Final = "forward_simt.cu.j2"
 _TEMPLATES: Final = (_TEMPLATE, "common/attention.cu.j2", "common/device.cuh")
 
@@ -140,6 +149,14 @@ class ForwardSimt:
         ):
             complete = replace(complete, tile_kv=_tile_kv(complete) // 2)
         return replace(complete, warps=_warps(complete))
+
+    def candidates(self, schedule: Schedule) -> Iterator[Schedule]:
+        named = replace(schedule, kernel=self.name)
+        yield from vary(named, tile_q=(8, 16, 32, 64), tile_kv=(16, 32, 64, 128))
+
+    def registers(self, attention: Attention, schedule: Schedule) -> int:
+        """A lane has every eighth element of an output row."""
+        return _OTHER_REGISTERS + head_dims(attention)[1] // LANES
 
     def shared_arrays(self, attention: Attention, schedule: Schedule) -> tuple[SharedArray, ...]:
         qk, v = head_dims(attention)

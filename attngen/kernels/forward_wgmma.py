@@ -38,7 +38,14 @@ from attngen.ir.program import (
 from attngen.ir.schedule import Schedule
 from attngen.ir.traverse import postorder
 from attngen.ir.types import Element
-from attngen.kernels.base import KernelFamily, SharedArray, Strided, total_bytes, why_too_large
+from attngen.kernels.base import (
+    KernelFamily,
+    SharedArray,
+    Strided,
+    total_bytes,
+    vary,
+    why_too_large,
+)
 from attngen.kernels.tensor_cores import (
     CHEAP_SCORE,
     DTYPES,
@@ -232,6 +239,17 @@ class ForwardWgmma:
         shared = total_bytes(self.shared_arrays(attention, schedule))
         has_registers = _registers(attention, tile) <= _most_registers(attention, tile)
         return has_registers and shared <= target.shared_bytes_per_block
+
+    def candidates(self, schedule: Schedule) -> Iterator[Schedule]:
+        yield from vary(
+            replace(schedule, kernel=self.name),
+            tile_q=tuple(_GROUP_ROWS * groups for groups in _REGISTERS),
+            tile_kv=range(32, 257, 16),
+            stages=(2, 3, 4),
+        )
+
+    def registers(self, attention: Attention, schedule: Schedule) -> int:
+        return _registers(attention, _tile(schedule))
 
     def shared_arrays(self, attention: Attention, schedule: Schedule) -> tuple[SharedArray, ...]:
         """Blocks of 64 columns of q, k and v, then lists and barriers."""

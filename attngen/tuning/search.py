@@ -1,0 +1,438 @@
+"""Find the fastest schedule for one call: rank, compile, check, race, and look beside the winner.
+
+    space         every schedule that the families offer          space.py
+    rank          by the cost model; the default always stays     cost_model.py
+    compile       the first of them, side by side                 build.py
+    check         against the oracle, a ragged call included      exam.py
+    race          in turns; the beaten drop out                   timing.py
+    look beside   what differs from the winner in one setting is compiled, checked and raced, too
+
+Whatever happens, what was measured is kept: at the end of the budget, after Ctrl-C, and when the
+device is lost.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import fields
+from enum import Enum
+from typing import Final, Protocol, TypeAlias, final
+
+from attngen.diagnostics.diagnostic import AttnError
+from attngen.ir.schedule import Schedule
+from attngen.record import record
+from attngen.tuning.build import Build, Builder
+from attngen.tuning.cost_model import CostModel, Prediction
+from attngen.tuning.errors import NothingTimed
+from attngen.tuning.exam import Verdict
+from attngen.tuning.space import Space, describe
+from attngen.tuning.timing import LostError, Race, RacePlan, Timer, Times, summarize
+
+__all__ = [
+    "Discarded", "Findings", "Measured", "Plan", "Progress", "Search", "Stage", "Stand", "Tell",
+    "shortlist",
+]  # fmt: skip
+
+_FAMILY_SHARE: Final = 2
+"""So many of each family are tried, since families are what the model compares worst."""
+_FAR: Final = 2.0
+"""But none that is predicted to take more than this many times the best."""
+_USUAL_RACE: Final = RacePlan()
+_COMPILING, _RACING = 0.5, 0.75
+"""Parts of the budget at which compiling, and the first race, have to end."""
+
+
+@final
+@record(kw_only=True)
+class Plan:
+    """How much to try.
+
+    most:       schedules that are compiled; `beside` of them once a winner is known.
+    takes_all:  compile every candidate instead, whatever is predicted.
+    budget_s:   seconds for everything; None: as long as it takes.
+    compilers:  threads that compile; None: one for each processor.
+    """
+
+    most: int = 24
+    beside: int = 6
+    takes_all: bool = False
+    budget_s: float | None = 60.0
+    compilers: int | None = None
+    race: RacePlan = _USUAL_RACE
+
+
+class Stage(Enum):
+    """Where a schedule was left behind."""
+
+    RESOURCES = "resources"
+    """The family's formulas say that it does not fit."""
+    MODEL = "model"
+    """Others are predicted to be faster, and the plan has no room for it."""
+    COMPILER = "compiler"
+    """It does not compile, or its registers spill."""
+    EXAM = "exam"
+    """It computes something else, or does harm."""
+    RACE = "race"
+    """It did harm while it was timed."""
+    BUDGET = "budget"
+    """There was no time for it."""
+
+
+@final
+@record
+class Discarded:
+    """A schedule without a time, and why it has none."""
+
+    schedule: Schedule
+    stage: Stage
+    reason: str
+
+
+@final
+@record(eq=False)
+class Measured:
+    """A right schedule and its time.
+
+    remark:  why it dropped out of the race; None where it ran to the end.
+    """
+
+    build: Build
+    verdict: Verdict
+    times: Times
+    remark: str | None
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.build.schedule
+
+
+@final
+@record(eq=False, kw_only=True)
+class Findings:
+    """What a search found, the fastest first.
+
+    is_interrupted:  it was stopped by hand.
+    failure:         why it ended early, where it did so by itself.
+    """
+
+    space: Space
+    predictions: Mapping[Schedule, Prediction]
+    measured: tuple[Measured, ...]
+    discarded: tuple[Discarded, ...]
+    mode: str
+    seconds: float
+    is_interrupted: bool = False
+    failure: AttnError | None = None
+
+    @property
+    def best(self) -> Measured | None:
+        return self.measured[0] if self.measured else None
+
+    @property
+    def default(self) -> Measured | None:
+        """The schedule that runs where nothing is tuned; None where it has no time."""
+        return next((m for m in self.measured if m.schedule == self.space.default), None)
+
+
+@final
+@record
+class Progress:
+    """How far a search is.
+
+    spent:  part of the budget, 0 to 1; None where there is none.
+    best:   the fastest schedule so far, and milliseconds.
+    """
+
+    doing: str
+    spent: float | None
+    best: tuple[Schedule, float] | None
+
+
+Tell: TypeAlias = Callable[[Progress], None]
+
+
+class Stand(Timer, Protocol):
+    """Where candidates are checked and timed; `worker.Worker` is one."""
+
+    @property
+    def mode(self) -> str: ...
+
+    def prepare(self) -> None:
+        """Make ready what the first check needs; another thread may do so while others compile."""
+
+    def check(self, name: str, build: Build) -> Verdict:
+        """Errors:  LostError."""
+
+    def close(self) -> None: ...
+
+
+@final
+class Search:
+    """One search.  `findings` may be asked for at any time."""
+
+    def __init__(
+        self,
+        name: str,
+        space: Space,
+        model: CostModel,
+        builder: Builder,
+        stand: Stand,
+        plan: Plan | None = None,
+        tell: Tell = lambda progress: None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`name` is the attention's, for errors."""
+        self._name, self._space, self._builder, self._stand = name, space, builder, stand
+        self._plan, self._tell, self._now = plan or Plan(), tell, now
+        self._start = now()
+        self._ranked = model.rank(space.candidates)
+        self._admitted: dict[Schedule, tuple[Build, Verdict]] = {}
+        self._discarded: dict[Schedule, Discarded] = {}
+        self._races: list[Race] = []
+        self._tried = 0
+
+    def run(self) -> Findings:
+        """Search until all is settled or the budget is used up.
+
+        Errors:  A471 when no candidate is left.  What ends a search early and has a time already
+                 is `Findings.failure`.
+        """
+        is_interrupted, failure = False, None
+        try:
+            self._search()
+        except KeyboardInterrupt:
+            is_interrupted = True
+        except AttnError as error:
+            if not any(race.samples for race in self._races):
+                raise
+            failure = error
+        finally:
+            self._stand.close()
+        return self.findings(is_interrupted=is_interrupted, failure=failure)
+
+    def findings(
+        self, *, is_interrupted: bool = False, failure: AttnError | None = None
+    ) -> Findings:
+        """What is known by now."""
+        measured = sorted(self._measured(), key=lambda m: m.times.ms)
+        timed = {m.schedule for m in measured}
+        reasons = {r.schedule: Discarded(r.schedule, Stage.RESOURCES, r.reason)
+                   for r in self._space.rejected}  # fmt: skip
+        for schedule, _ in self._ranked:
+            if schedule not in timed:
+                reasons[schedule] = self._discarded.get(schedule) or self._left_out(schedule)
+        return Findings(
+            space=self._space,
+            predictions=dict(self._ranked),
+            measured=tuple(measured),
+            discarded=tuple(reasons.values()),
+            mode=self._stand.mode,
+            seconds=self._now() - self._start,
+            is_interrupted=is_interrupted,
+            failure=failure,
+        )
+
+    # ---- the steps ----
+
+    def _search(self) -> None:
+        plan, default = self._plan, self._space.default
+        first = list(self._space.candidates)
+        if not plan.takes_all:
+            first = shortlist(self._ranked, default, plan.most - plan.beside)
+        self._admit(first, until=_COMPILING)
+        if not self._admitted:
+            reasons = (f"{describe(d.schedule)}: {d.reason}" for d in self._discarded.values())
+            device = self._space.target
+            raise AttnError(NothingTimed(None, self._name, device, "; ".join(reasons)))
+        running = self._race(tuple(self._admitted), until=_RACING)
+        if running:
+            beside = self._beside(running[0])
+            self._admit(beside, until=(1 + _RACING) / 2)
+            more = tuple(s for s in beside if s in self._admitted)
+            if more:
+                self._race((*running, *more), until=1.0)
+
+    def _admit(self, schedules: Sequence[Schedule], until: float) -> None:
+        """Compile side by side, and check what is compiled meanwhile."""
+        pool = ThreadPoolExecutor(1 + (self._plan.compilers or os.cpu_count() or 1))
+        try:
+            ready = pool.submit(self._stand.prepare)
+            building = {pool.submit(self._builder.build, s): s for s in schedules}
+            ready.result()
+            for future, schedule in self._completed(building, until):
+                self._say(f"compiled and checked {self._tried} of {len(self._wanted(schedules))}")
+                self._examine(schedule, future)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _wanted(self, schedules: Sequence[Schedule]) -> set[Schedule]:
+        return {*schedules, *self._admitted, *self._discarded}
+
+    def _completed(
+        self, building: Mapping[Future[Build], Schedule], until: float
+    ) -> Iterator[tuple[Future[Build], Schedule]]:
+        """What is compiled, as it comes; the default is waited for, whatever the time."""
+        default, left = self._space.default, set(building)
+        while left:
+            limit = self._seconds_until(until)
+            if any(building[future] == default for future in left):
+                limit = None
+            elif limit is not None and limit <= 0:
+                break
+            done, _ = wait(left, limit, FIRST_COMPLETED)
+            if not done:
+                break
+            future = min(done, key=lambda f: building[f] != default)
+            left.remove(future)
+            yield future, building[future]
+        for future in left:
+            reason = "the search ended before it was compiled"
+            self._discard(building[future], Stage.BUDGET, reason)
+
+    def _examine(self, schedule: Schedule, future: Future[Build]) -> None:
+        self._tried += 1
+        try:
+            build = future.result()
+        except AttnError as error:
+            self._discard(schedule, Stage.COMPILER, error.diagnostics[0].message())
+            return
+        is_default = schedule == self._space.default
+        if build.reason_against is not None and not is_default:
+            self._discard(schedule, Stage.COMPILER, build.reason_against)
+            return
+        try:
+            verdict = self._stand.check(_name_of(schedule), build)
+        except LostError as lost:
+            self._discard(schedule, Stage.EXAM, str(lost))
+            return
+        self._admitted[schedule] = build, verdict
+
+    def _race(self, schedules: Sequence[Schedule], until: float) -> tuple[Schedule, ...]:
+        """Time them; those that are left, the fastest first."""
+        by_name = {_name_of(schedule): schedule for schedule in schedules}
+        default = _name_of(self._space.default)
+        kept = [default] if default in by_name else []
+        race = Race(self._stand, tuple(by_name), self._plan.race, kept=kept)
+        self._races.append(race)
+        for number in race.rounds():
+            self._say(f"round {number + 1} of the race, {len(race.running)} left")
+            limit = self._seconds_until(until)
+            if limit is not None and limit <= 0 and race.samples:
+                break
+        timed = [name for name in race.running if race.samples.get(name)]
+        timed.sort(key=lambda name: summarize(race.samples[name]).ms)
+        return tuple(by_name[name] for name in timed)
+
+    def _beside(self, winner: Schedule) -> list[Schedule]:
+        """What differs from the winner in one setting, and by one step of it, the best first."""
+        known = self._wanted(())
+        steps = _steps(schedule for schedule, _ in self._ranked)
+        near = [s for s, _ in self._ranked if s not in known and _is_beside(s, winner, steps)]
+        return near[: self._plan.beside]
+
+    # ---- what is known ----
+
+    def _measured(self) -> Iterator[Measured]:
+        for schedule, (build, verdict) in self._admitted.items():
+            name = _name_of(schedule)
+            races = [race for race in self._races if race.samples.get(name)]
+            if races:  # the last is the one in which it met the best
+                race = races[-1]
+                yield Measured(build, verdict, summarize(race.samples[name]), race.outs.get(name))
+
+    def _left_out(self, schedule: Schedule) -> Discarded:
+        for race in self._races:
+            if (reason := race.outs.get(_name_of(schedule))) is not None:
+                return Discarded(schedule, Stage.RACE, reason)
+        if schedule in self._admitted:
+            return Discarded(schedule, Stage.BUDGET, "the search ended before it was timed")
+        times = dict(self._ranked)
+        ratio = times[schedule].us / max(self._ranked[0][1].us, 1e-9)
+        reason = f"predicted to take {ratio:.2f} times the best prediction"
+        return Discarded(schedule, Stage.MODEL, reason)
+
+    def _discard(self, schedule: Schedule, stage: Stage, reason: str) -> None:
+        self._discarded[schedule] = Discarded(schedule, stage, reason)
+
+    def _seconds_until(self, share: float) -> float | None:
+        """Seconds until a part of the budget is used up; None where there is no end."""
+        if self._plan.budget_s is None:
+            return None
+        return self._start + share * self._plan.budget_s - self._now()
+
+    def _say(self, doing: str) -> None:
+        best = None
+        if self._races and (leader := self._races[-1].leader) is not None:
+            by_name = {_name_of(schedule): schedule for schedule in self._admitted}
+            best = by_name[leader], summarize(self._races[-1].samples[leader]).ms
+        budget_s = self._plan.budget_s
+        spent = None if budget_s is None else (self._now() - self._start) / max(budget_s, 1e-9)
+        self._tell(Progress(doing, spent if spent is None else min(1.0, spent), best))
+
+
+def shortlist(
+    ranked: Sequence[tuple[Schedule, Prediction]], default: Schedule, most: int
+) -> list[Schedule]:
+    """The schedules to compile: the default, the best of each family, then the best.
+
+    Of those that differ in what the model does not see, only the first: it is the winner's
+    neighbours that are looked at with other settings.
+    """
+    best_us = ranked[0][1].us if ranked else 0.0
+    chosen: dict[Schedule, None] = {default: None}
+    distinct: dict[object, tuple[Schedule, Prediction]] = {}
+    for schedule, prediction in ranked:
+        distinct.setdefault(_seen_by_model(schedule), (schedule, prediction))
+    of_family: Counter[str | None] = Counter()
+    for schedule, prediction in distinct.values():
+        of_family[schedule.kernel] += 1
+        number = of_family[schedule.kernel]
+        if number <= _FAMILY_SHARE and prediction.us <= _FAR * best_us:
+            chosen[schedule] = None
+    for schedule, _ in distinct.values():
+        if len(chosen) >= most:
+            break
+        chosen[schedule] = None
+    return list(chosen)[: max(1, most)]
+
+
+def _seen_by_model(schedule: Schedule) -> tuple[object, ...]:
+    is_ahead = schedule.stages is not None and schedule.stages > 1
+    return schedule.kernel, schedule.tile_q, schedule.tile_kv, schedule.warps, is_ahead
+
+
+_SETTINGS: Final = tuple(f.name for f in fields(Schedule))
+_FOLLOWING: Final = frozenset({"warps"})
+"""What is not counted as a difference of its own: it follows from the rows of a tile."""
+
+
+def _steps(schedules: Iterable[Schedule]) -> dict[str, list[int]]:
+    """The values that each number takes, ascending."""
+    found: dict[str, set[int]] = {name: set() for name in _SETTINGS}
+    for schedule in schedules:
+        for name in _SETTINGS:
+            value = getattr(schedule, name)
+            if isinstance(value, int):
+                found[name].add(value)
+    return {name: sorted(values) for name, values in found.items()}
+
+
+def _is_beside(one: Schedule, other: Schedule, steps: Mapping[str, list[int]]) -> bool:
+    differing = [n for n in _SETTINGS if getattr(one, n) != getattr(other, n)]
+    counted = [n for n in differing if n not in _FOLLOWING] or differing
+    if len(counted) != 1:
+        return False
+    a, b = (getattr(each, counted[0]) for each in (one, other))
+    if not isinstance(a, int) or not isinstance(b, int):
+        return False
+    values = steps[counted[0]]
+    return abs(values.index(a) - values.index(b)) == 1
+
+
+def _name_of(schedule: Schedule) -> str:
+    """Names a candidate: every setting, so that no two have one name."""
+    return " ".join(str(getattr(schedule, name)) for name in _SETTINGS)
