@@ -118,7 +118,7 @@ def layout_arguments(
         for t in attention.tensors
     ]
     if has_tickets:
-        pointers.append((TICKETS, "int*", "[2], 0: query tiles handed out, blocks done; may be null"))
+        pointers.append((TICKETS, "int*", "[2], zeros: tiles handed out, blocks done; may be null"))
     if is_checked:
         pointers.append(("report", "int*", "1 + number of a tensor that was read outside"))
     wide = [

@@ -531,7 +531,7 @@ struct Args {
     float *state_m;  // row state, [B, Hq, rows]; null when nothing needs it
     float *state_l;
     float *state_acc;  // [B, Hq, rows, Dv]
-    int *tickets;  // [2], 0: query tiles handed out, blocks done; may be null
+    int *tickets;  // [2], zeros: tiles handed out, blocks done; may be null
     ag_i64 q_stride_b;  // in elements
     ag_i64 q_stride_h;
     ag_i64 q_stride_s;

@@ -532,7 +532,7 @@ struct Args {
     float *state_l;
     float *state_acc;  // [B, Hq, rows, Dv]
     const ag_bf16 *t_sinks;  // tensor sinks
-    int *tickets;  // [2], 0: query tiles handed out, blocks done; may be null
+    int *tickets;  // [2], zeros: tiles handed out, blocks done; may be null
     ag_i64 q_stride_b;  // in elements
     ag_i64 q_stride_h;
     ag_i64 q_stride_s;

@@ -532,7 +532,7 @@ struct Args {
     float *state_acc;  // [B, Hq, rows, Dv]
     int *key_ends;  // workspace; null when nothing made it
     const int *t_doc;  // tensor doc
-    int *tickets;  // [2], 0: query tiles handed out, blocks done; may be null
+    int *tickets;  // [2], zeros: tiles handed out, blocks done; may be null
     ag_i64 q_stride_b;  // in elements
     ag_i64 q_stride_h;
     ag_i64 q_stride_s;

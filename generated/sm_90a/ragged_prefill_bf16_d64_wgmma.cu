@@ -534,7 +534,7 @@ struct Args {
     float *state_acc;  // [B, Hq, rows, Dv]
     const int *t_q_length;  // tensor q_length
     const int *t_kv_length;  // tensor kv_length
-    int *tickets;  // [2], 0: query tiles handed out, blocks done; may be null
+    int *tickets;  // [2], zeros: tiles handed out, blocks done; may be null
     ag_i64 q_stride_b;  // in elements
     ag_i64 q_stride_h;
     ag_i64 q_stride_s;

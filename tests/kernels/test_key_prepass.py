@@ -121,7 +121,7 @@ AG_KERNEL(kThreads, NAME_classes, Args) {
     const int count = (args.kv_end - args.kv_begin + kTileKv - 1) / kTileKv;
     for (int i = -1, first = 0; next_tile(args, board, i, first);) {
         const ag_u32 kinds = kinds_of(board, i);
-        const ag_u32 bits = kinds & (kSeen | kFull | kFull << kWarps);  // 1, 2 and 4: there is one warp
+        const ag_u32 bits = kinds & (kSeen | kFull | kFull << kWarps);  // 1, 2 and 4
         const int number = (first - args.kv_begin) / kTileKv;
         if (lane() == 0) ag_store(args.state_m + ag_block() * count + number, (float)(8 + bits));
     }
