@@ -63,8 +63,8 @@ def on_gpu(golden: Golden, target: str) -> attngen.Kernel:
     assert rendered.source == golden.path.read_text(encoding="utf-8")
     cubin = compile_cached(rendered.source, name=golden.name, target=targets.get(target)).binary
     module = CudaModule(cubin, name=golden.name)
-    family = rendered.launch.family
-    key = _Key(golden.dtype, golden.head_dim, golden.target, False, golden.is_aligned, family)
+    schedule = rendered.program.schedule
+    key = _Key(golden.dtype, golden.head_dim, golden.target, False, golden.is_aligned, schedule)
     kernel._compiled[key] = _Compiled(rendered.program, rendered, module)
     return kernel
 
@@ -99,6 +99,7 @@ def verify(golden: Golden, target: str, runs: int) -> float:
         for _ in range(runs):
             o.view(cupy.uint8)[...] = 0xFF  # NaN in every dtype
             kernel(q, k, v, out=o, **named)
+            assert kernel.compilations == 1, f"{golden.file}: another text ran"
             bits = cupy.asnumpy(o.view(cupy.uint8))
             first = bits if first is None else first
             assert (bits == first).all(), f"{golden.file}: another run, other bits"
