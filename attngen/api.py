@@ -715,7 +715,12 @@ class Kernel:
             raise AttnError(NotPrepared(None, compiled.rendered.launch.kernel, str(device)))
         module = self._module(compiled)
         for launch in compiled.program.launches:
-            module.prepare(launch.kernel, device, shared_bytes=launch.shared_bytes)
+            module.prepare(
+                launch.kernel,
+                device,
+                shared_bytes=launch.shared_bytes,
+                hands_out_tiles=launch.hands_out_tiles,
+            )
         compiled.loaded.add(device.index)
 
     def _run(

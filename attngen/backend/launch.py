@@ -4,9 +4,9 @@ A launch takes one block of arguments, the bytes of the kernel's one struct para
 would take a structured array instead, at 26 to 32 us a launch; the driver's function on
 CuPy's handle takes about 7 us, the same as a PyTorch operation.
 
-Loading is once per device and kernel and thread-safe.  A launch queues on the given stream
-and nothing else: it does not allocate, synchronise or change the current device, so it can
-be captured in a CUDA graph once the kernel is loaded.
+Loading is once per device and kernel and thread-safe.  A launch of a loaded kernel queues on the
+given stream and nothing else: it does not allocate, synchronise or change the current device, so
+it can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -130,7 +130,8 @@ class ReadyLaunch(NamedTuple):
             raise AttnError(ForkedAfterCuda(None))
         try:
             if tickets is not None:
-                block = block[:at] + _ADDRESS.pack(tickets.find(stream)) + block[at + 8 :]
+                counters = _find_counters(tickets, driver, device, stream)
+                block = block[:at] + _ADDRESS.pack(counters) + block[at + 8 :]
             status = _launch_on(driver, device, loaded, grid, threads, shared_bytes, stream, block)
         except DriverError as error:  # from changing the device, or asking for the stream
             status = error.status
@@ -164,13 +165,23 @@ class CudaModule:
         """Errors:  A611 no GPU; A612 after a fork."""
         return self._given_driver or load_driver()
 
-    def prepare(self, kernel: str, device: Device, *, shared_bytes: int = 0) -> None:
+    def prepare(
+        self,
+        kernel: str,
+        device: Device,
+        *,
+        shared_bytes: int = 0,
+        hands_out_tiles: bool = False,
+    ) -> None:
         """Load a kernel on a device, and allow it this much dynamic shared memory.
 
+        hands_out_tiles:  it will need counters.
         Errors:  A611 no GPU; A612 after a fork; A614 the driver refuses the cubin; A615 too
                  much shared memory; A616 not one parameter; A619 no such kernel.
         """
         self._prepare(kernel, device, shared_bytes)
+        if hands_out_tiles:
+            self._find_tickets(device, None)
 
     def launch(
         self,
@@ -242,16 +253,20 @@ class CudaModule:
             return ready
         return ready._replace(tickets=self._find_tickets(device, stream), tickets_at=tickets_at)
 
-    def _find_tickets(self, device: Device, stream: int) -> Tickets | None:
-        """None while the stream is capturing and there are none yet: memory is not to be had."""
+    def _find_tickets(self, device: Device, stream: int | None) -> Tickets | None:
+        """None where there are none yet and memory is not to be had, as while a graph is captured;
+        tiles are dealt then."""
         found = self._tickets.get(device.index)
-        if found is not None or self.driver.is_capturing(stream):
+        if found is not None or (stream is not None and self.driver.is_capturing(stream)):
             return found
-        with self._lock, _current(self.driver, device.index):
-            found = self._tickets.get(device.index)
-            if found is None:
-                found = self._tickets[device.index] = Tickets(self.driver)
-            return found
+        try:
+            with self._lock, _current(self.driver, device.index):
+                found = self._tickets.get(device.index)
+                if found is None:
+                    found = self._tickets[device.index] = Tickets(self.driver)
+                return found
+        except DriverError:
+            return None
 
     def _prepare(
         self, kernel: str, device: Device, shared_bytes: int, stream: int | None = None
@@ -333,6 +348,17 @@ _ADVICE = {
     901: "the capture of a graph on this stream was broken by an earlier operation",
     _CAPTURE_IMPLICIT: "another stream is capturing a graph; launch on a stream of its own",
 }
+
+
+def _find_counters(tickets: Tickets, driver: Driver, device: Device, stream: int) -> int:
+    try:
+        return tickets.find(stream)
+    except DriverError as error:
+        if error.status != _INVALID_CONTEXT:
+            raise
+        # As in `_launch_on`: this thread has not used CUDA yet.
+        with _current(driver, device.index):
+            return tickets.find(stream)
 
 
 def _launch_on(
@@ -460,8 +486,6 @@ class _CupyDriver:
         self._set_attribute.argtypes = [void, integer, integer]
         self._is_capturing = library.cuStreamIsCapturing
         self._is_capturing.argtypes = [void, ctypes.POINTER(integer)]
-        self._stream_id = library.cuStreamGetId
-        self._stream_id.argtypes = [void, ctypes.POINTER(ctypes.c_uint64)]
         self._error_name = library.cuGetErrorName
         self._error_name.argtypes = [integer, ctypes.POINTER(ctypes.c_char_p)]
         self._encoder: TensorMapEncoder | None = None  # drivers before 12 have none
@@ -534,15 +558,16 @@ class _CupyDriver:
 
     def stream_id(self, stream: int) -> int:
         answer = ctypes.c_uint64()
-        status = self._stream_id(stream, ctypes.byref(answer))
+        find = self._library.cuStreamGetId  # drivers before 12 have none, and no Hopper
+        status = find(ctypes.c_void_p(stream), ctypes.byref(answer))
         if status:
             raise DriverError(status)
         return answer.value
 
     def allocate_zeros(self, size: int) -> int:
         address = self._translate(self._runtime.malloc, size)
-        self._runtime.memset(address, 0, size)
-        self._runtime.streamSynchronize(0)  # so that it is done for every stream
+        self._translate(lambda it: self._runtime.memset(it, 0, size), address)
+        self._translate(self._runtime.streamSynchronize, 0)  # so that it is done for every stream
         return int(address)
 
     def launch(

@@ -16,7 +16,7 @@ from attngen.binding import Binding
 from attngen.compiler import Rendered
 from attngen.diagnostics.diagnostic import AttnError
 from attngen.diagnostics.span import Source
-from attngen.engines.outputs import Outputs, argument_values, due_launches
+from attngen.engines.outputs import Outputs, argument_values, due_launches, grid_size
 from attngen.ir.program import TICKETS
 
 __all__ = ["Launched", "compile_rendered", "digest_code", "launch_on_gpu", "resources_of"]
@@ -95,7 +95,10 @@ def launch_on_gpu(
             grid=grid,
             threads=launch.threads,
             shared_bytes=launch.shared_bytes,
-            tickets_at=offsets[TICKETS] if launch.hands_out_tiles else None,
+            # With a block for each tile there is nothing to hand out.
+            tickets_at=offsets[TICKETS]
+            if launch.hands_out_tiles and grid < grid_size(binding, launch)
+            else None,
         )
         for launch, grid in launches
     )

@@ -130,6 +130,8 @@ class FakeDriver:
         return self.is_capturing_now
 
     def stream_id(self, stream: int) -> int:
+        if not getattr(self._thread, "has_context", False):
+            raise DriverError(201)  # CUDA_ERROR_INVALID_CONTEXT
         return stream
 
     def allocate_zeros(self, size: int) -> int:

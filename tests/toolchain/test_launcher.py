@@ -374,11 +374,16 @@ def test_the_real_driver_speaks_to_cupy_and_the_library() -> None:
     assert driver.launch(function, 5, 128, 99, 7, b"\1\2\3") == 0
     assert calls[-1] == ("launch", 4242, 5, 1, 1, 128, 1, 1, 99, 7, b"\1\2\3", None)
     assert driver.describe_status(77) == "error 77"
+    assert driver.stream_id(7) == 0  # the stand-in writes no answer
+    assert driver.allocate_zeros(64) == 4096
+    assert calls[-2:] == [("memset", 4096, 0, 64), ("synchronize", 0)]
     with pytest.raises(launch_module.DriverError) as caught:
         driver.load_module(b"bad")
     assert caught.value.status == 209
     with pytest.raises(launch_module.DriverError):
         driver.set_max_dynamic_shared(function, -1)
+    with pytest.raises(launch_module.DriverError):
+        driver.stream_id(8)
 
 
 def make_cupy_driver(calls: list[tuple[Any, ...]]) -> Any:
@@ -408,6 +413,7 @@ def make_cupy_driver(calls: list[tuple[Any, ...]]) -> Any:
         cuLaunchKernel=Function(launch),
         cuFuncSetAttribute=Function(lambda function, which, size: 1 if size < 0 else 0),
         cuStreamIsCapturing=Function(lambda stream, answer: 0),
+        cuStreamGetId=Function(lambda stream, answer: 0 if stream.value == 7 else 400),
         cuGetErrorName=Function(lambda status, name: 1),
     )
     attributes = {75: 9, 76: 0, 97: 232448}
@@ -416,6 +422,9 @@ def make_cupy_driver(calls: list[tuple[Any, ...]]) -> Any:
         setDevice=lambda index: None,
         deviceGetAttribute=lambda which, index: attributes[which],
         driverGetVersion=lambda: 13010,
+        malloc=lambda size: 4096,
+        memset=lambda *arguments: calls.append(("memset", *arguments)),
+        streamSynchronize=lambda stream: calls.append(("synchronize", stream)),
     )
     cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime, Module=Module))
     return launch_module._CupyDriver(cupy, library, 2)
