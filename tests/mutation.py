@@ -62,8 +62,8 @@ def prepare(golden: Golden) -> list[Trial]:
     """Hardly any keys, tile + 1, whole tiles, a tile of rows that sees one key, more key tiles than
     a warp has lanes or a block of two warps has threads, many tiles.
 
-    Under a causal mask the last row of a tile sees, counted in key tiles, to their end, one key
-    more or one key less.  Dead keys hold NaN, and so does one row of the query.
+    Under a causal mask the last row of a tile of rows sees whole tiles of keys, one key more, or
+    all but the last two.  Dead keys hold NaN, and so does one row of the query.
     """
     rendered = golden.render()
     tile_q, tile_kv = rendered.launch.tiles.tile_q, rendered.launch.tiles.tile_kv
@@ -74,7 +74,7 @@ def prepare(golden: Golden) -> list[Trial]:
         ("longer rows", 2 * tile_q, 2 * tile_kv),
         ("wide rows", rows, tile_q + 6),
         ("every other", 5, tiles * tile_kv + 29),
-        ("whole", rows, 5 * tile_kv + 4),
+        ("whole", rows + 1, 5 * tile_kv + 4),
     ]
     library = build_library(
         with_probe(rendered, rendered.source),
