@@ -91,7 +91,8 @@ AG_KERNEL(32, probe_tiles, Args) {{
         at.Sq = 1 + draws.below(1 + draws.below(args.Sq));
         at.Skv = 1 + draws.below(1 + draws.below(args.Skv));
         const int q = draws.below(at.Sq), kv = draws.below(at.Skv);
-        Tile tile = ends_of_rows(at, q, ag_min(q + draws.below(1 + draws.below(kTileQ)), at.Sq - 1));
+        const int rows = draws.below(1 + draws.below(kTileQ));
+        Tile tile = ends_of_rows(at, q, ag_min(q + rows, at.Sq - 1));
         tile.kv_first = kv;
         tile.kv_last = ag_min(kv + draws.below(1 + draws.below(16 * kTileKv)), at.Skv - 1);
 {body}
