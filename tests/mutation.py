@@ -54,7 +54,7 @@ class Trial:
     problem: Problem
     right: attngen.Reference
     o_layout: str
-    answers: int = 0
+    answers: tuple[int, ...] = ()
     work: tuple[Work, ...] = ()
 
 
@@ -128,13 +128,13 @@ def poison_dead_keys(attention: Attention, problem: Problem) -> None:
     problem.k[~seen] = problem.v[~seen] = np.nan
 
 
-def ask_about_tiles(golden: Golden, trial: Trial, library: Path) -> int:
-    """A checksum of the answers, on the trial's problem."""
+def ask_about_tiles(golden: Golden, trial: Trial, library: Path) -> tuple[int, ...]:
+    """A checksum of the answers on the trial's problem, and what was read for them."""
     if not has_tiles(trial.rendered):
-        return 0
+        return ()
     probe = replace(trial, rendered=probe_of(trial.rendered))
     _, work = run_part(golden, probe, library, (0, trial.problem.k.shape[2]), Mode.RING)
-    return work.notes
+    return (work.notes, *work.accesses)
 
 
 class Run(NamedTuple):
