@@ -54,7 +54,7 @@ class Trial:
     problem: Problem
     right: attngen.Reference
     o_layout: str
-    answers: int = 0
+    answers: tuple[int, ...] = ()
     work: tuple[Work, ...] = ()
 
 
@@ -62,8 +62,8 @@ def prepare(golden: Golden) -> list[Trial]:
     """Hardly any keys, tile + 1, whole tiles, a tile of rows that sees one key, more key tiles than
     a warp has lanes or a block of two warps has threads, many tiles.
 
-    Under a causal mask the last row of a tile sees, counted in key tiles, to their end, one key
-    more or one key less.  Dead keys hold NaN, and so does one row of the query.
+    Under a causal mask the last row of a tile of rows sees whole tiles of keys, one key more, or
+    all but the last two.  Dead keys hold NaN, and so does one row of the query.
     """
     rendered = golden.render()
     tile_q, tile_kv = rendered.launch.tiles.tile_q, rendered.launch.tiles.tile_kv
@@ -74,7 +74,7 @@ def prepare(golden: Golden) -> list[Trial]:
         ("longer rows", 2 * tile_q, 2 * tile_kv),
         ("wide rows", rows, tile_q + 6),
         ("every other", 5, tiles * tile_kv + 29),
-        ("whole", rows, 5 * tile_kv + 4),
+        ("whole", rows + 1, 5 * tile_kv + 4),
     ]
     library = build_library(
         with_probe(rendered, rendered.source),
@@ -128,13 +128,13 @@ def poison_dead_keys(attention: Attention, problem: Problem) -> None:
     problem.k[~seen] = problem.v[~seen] = np.nan
 
 
-def ask_about_tiles(golden: Golden, trial: Trial, library: Path) -> int:
-    """A checksum of the answers, on the trial's problem."""
+def ask_about_tiles(golden: Golden, trial: Trial, library: Path) -> tuple[int, ...]:
+    """A checksum of the answers on the trial's problem, and what was read for them."""
     if not has_tiles(trial.rendered):
-        return 0
+        return ()
     probe = replace(trial, rendered=probe_of(trial.rendered))
     _, work = run_part(golden, probe, library, (0, trial.problem.k.shape[2]), Mode.RING)
-    return work.notes
+    return (work.notes, *work.accesses)
 
 
 class Run(NamedTuple):
@@ -316,11 +316,25 @@ def key_of(mutant: Mutant) -> Key:
     return Key(function, occurrence, mutant.source, mutant.column, mutant.before, mutant.after)
 
 
+_CLAMPED = "what is clamped behind it, or compared with 1, comes out the same"
+_FAR = "not equivalent: it takes more than 65 536 keys with tiles of 64, and no trial has so many"
+
 EXPLAINED = {
     ("constexpr int kTerms", "n + 1"): "a sum in parts is right with any number of terms",
     ("first < kHeadDimQk; first += kTerms", "<="): "one more part, without terms, adds 0",
+    ("let_shared_5 = ag_clamp(", "1"): _CLAMPED,
+    ("let_shared_5 = ag_clamp(", "6"): _CLAMPED,
+    ("let_shared_9 = let_shared_6 ?", "1"): _CLAMPED,
+    ("ag_clamp(let_shared_4 ? let_shared_8 : 6, 1, 5)", "7"): _CLAMPED,
+    ("ag_clamp(let_shared_4 ? let_shared_8 : 6, 1, 5)", "6"): _CLAMPED,
+    ("wanted = others != 0", "1"): "what is read for no tile is used by none",
+    ("if (left <= 32 * kGroupKv) return end", "<"): "the next round has no group",
+    ("if (left <= 32 * kGroupKv) return end", "33"): _FAR,
+    ("first += 32 * kGroupKv", "33"): _FAR,
+    ("int first = key < end ?", "<="): "a tile that no row sees is classified once more",
+    ("first < end) first = next_group", "<="): "from the end on no group is found",
 }
-"""Survivors that are no fault, by a piece of their line and what was put there."""
+"""Why a mutant survives, by a piece of its line and what was put there."""
 
 
 def explain(key: Key) -> str | None:

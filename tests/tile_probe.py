@@ -57,7 +57,7 @@ def probe_of(rendered: Rendered) -> Rendered:
 
 
 def _kernel(tiles: TileFormulas) -> str:
-    """Lengths, short ones more often; a tile of at most kTileQ rows and kTileKv keys; a key."""
+    """Lengths, the rows and keys of a tile, all of them small more often than not; a key."""
     asks = [
         "answers[lane()] = draws.mixed(tile_may_attend(args, at, tile));",
         "answers[lane()] = draws.mixed(tile_attends_everywhere(args, at, tile));",
@@ -67,7 +67,10 @@ def _kernel(tiles: TileFormulas) -> str:
         low, more = (2, 1) if s.most == "1" else (5, 3)  # truth values, or numbers
         fills.append(f"tile.{s.name}_low = draws.below({low});")
         fills.append(f"tile.{s.name}_high = tile.{s.name}_low + draws.below({more});")
-    fills += [f"find_{box.name}(args, at, tile);" for box in tiles.boxes]
+    for box in tiles.boxes:
+        fills.append(f"find_{box.name}(args, at, tile);")
+        asks.append(f"answers[lane()] = draws.mixed(tile.{box.name}_low);")
+        asks.append(f"answers[lane()] = draws.mixed(tile.{box.name}_high);")
     if tiles.ranges is not None:
         asks.append("const int end = last_key_end(args, at, tile, at.Skv);")
         asks.append("answers[lane()] = draws.mixed(end);")
@@ -88,9 +91,10 @@ AG_KERNEL(32, probe_tiles, Args) {{
         at.Sq = 1 + draws.below(1 + draws.below(args.Sq));
         at.Skv = 1 + draws.below(1 + draws.below(args.Skv));
         const int q = draws.below(at.Sq), kv = draws.below(at.Skv);
-        Tile tile = ends_of_rows(at, q, ag_min(q + draws.below(kTileQ), at.Sq - 1));
+        const int rows = draws.below(1 + draws.below(kTileQ));
+        Tile tile = ends_of_rows(at, q, ag_min(q + rows, at.Sq - 1));
         tile.kv_first = kv;
-        tile.kv_last = ag_min(kv + draws.below(kTileKv), at.Skv - 1);
+        tile.kv_last = ag_min(kv + draws.below(1 + draws.below(16 * kTileKv)), at.Skv - 1);
 {body}
     }}
 }}
