@@ -313,7 +313,7 @@ def parts_of_call(library: Library, variant: Variant) -> dict[str, Callable[[], 
     def do_nothing() -> None:
         for shape, dtype, _ in new:
             plan._allocate(shape, dtype, q)
-        for _, _, loaded, _, grid, threads, shared_bytes in ready:
+        for _, _, loaded, _, grid, threads, shared_bytes, *_ in ready:
             driver.launch(loaded.function, grid, threads, shared_bytes, stream, block)
 
     parts = {

@@ -208,8 +208,8 @@ def test_its_schema(documents: Path, tmp_path: Path) -> None:
     }  # fmt: skip
     assert manifest["format"] == "attngen-manifest/1"
     assert set(manifest["launches"][0]) == {
-        "barriers", "code_bytes", "dynamic_shared_bytes", "family", "grid", "hands_out_tiles", "kernel",
-        "launch_when", "max_threads", "needs_shared_opt_in", "parameters", "registers",
+        "barriers", "code_bytes", "dynamic_shared_bytes", "family", "grid", "hands_out_tiles",
+        "kernel", "launch_when", "max_threads", "needs_shared_opt_in", "parameters", "registers",
         "spill_load_bytes", "spill_store_bytes", "stack_bytes", "static_shared_bytes",
         "tensor_maps", "threads", "workspaces",
     }  # fmt: skip
