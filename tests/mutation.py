@@ -336,8 +336,6 @@ EXPLAINED = {
     ("int low = 1, high = 0;", "2"): "the first element is at most 1",
     ("ag_i64 left = 64;", "65"): "not equivalent: no trial has a box of exactly 65 elements",
     ("if (high2 - low2 >= left) return;", ">"): "no tile of 64 rows has 65 blocks of rows",
-    ("ag_copy_wait<0>();", ""): "with one stage nothing is on its way at the end",
-    ("ag_copy_wait<0>();", "1"): "with one stage nothing is on its way at the end",
 }
 """Why a mutant survives, by a piece of its line and what was put there."""
 
