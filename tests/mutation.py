@@ -330,6 +330,8 @@ EXPLAINED = {
     ("return ag_max(ag_max(ag_clamp(ag_floordiv(let_shared_10, 7)", "1"): _CLAMPED,
     ("return ag_max(ag_max(ag_clamp(ag_floordiv(let_shared_10, 7)", "2"): _CLAMPED,
     ("return ag_max(ag_max(ag_clamp(ag_floordiv(let_shared_10, 7)", "6"): _CLAMPED,
+    ("if (q0 <= q_last && args.kv_begin < kv_end) kv_end", "<"): "one row sees the last key, too",
+    ("if (q0 <= q_last && args.kv_begin < kv_end) kv_end", "<="): "without keys there is no end",
     ("wanted = others != 0", "1"): "what is read for no tile is used by none",
     ("if (left <= 32 * kGroupKv) return end", "<"): "the next round has no group",
     ("if (left <= 32 * kGroupKv) return end", "33"): _FAR,
