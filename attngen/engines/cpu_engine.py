@@ -31,11 +31,13 @@ def run_on_host(
     landing: Landing = Landing.LATE,
     seed: int = 0,
     check: bool = False,
+    has_counters: bool = True,
 ) -> RunReport | None:
     """Run a built library of the text, launch by launch; None when there is nothing to run.
 
-    `check` also looks for races and reads of unwritten shared memory, which takes longer.  The
-    report is the sum over the launches.
+    `check` also looks for races and reads of unwritten shared memory, which takes longer.  Without
+    counters, a launch that would hand out query tiles deals them.  The report is the sum over the
+    launches.
     """
     program = rendered.program
     launches = due_launches(program, binding, outputs, MULTIPROCESSORS)
@@ -50,7 +52,7 @@ def run_on_host(
         ranges.append(_range(name, view, is_writable=is_shared))
     values = argument_values(program, binding, outputs, encode_for_cpu)
     tickets = np.zeros(2, np.int32)
-    if program.hands_out_tiles:
+    if program.hands_out_tiles and has_counters:
         values[TICKETS] = tickets.ctypes.data
         begin, end = tickets.ctypes.data, tickets.ctypes.data + tickets.nbytes
         ranges.append(MemoryRange(begin, end, True, tickets.itemsize, TICKETS))

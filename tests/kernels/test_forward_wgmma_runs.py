@@ -21,7 +21,13 @@ from attngen.engines.cpu_engine import run_on_host
 
 from .family import Variant, every_wgmma_variant, join, prepare
 
-WAYS = ((Mode.EAGER, Landing.LATE), (Mode.EAGER_LAST, Landing.EARLY), (Mode.RANDOM, Landing.LATE))
+WAYS = (
+    (Mode.EAGER, Landing.LATE, True),
+    (Mode.EAGER_LAST, Landing.EARLY, True),
+    (Mode.RANDOM, Landing.LATE, False),
+)
+"""The order of threads, when copies land, and whether blocks get tiles as they ask for them."""
+
 VARIANTS = every_wgmma_variant()
 
 Built = tuple[Path, dict[Variant, Rendered]]
@@ -42,9 +48,16 @@ def test_a_variant_is_within_the_bound(variant: Variant, built: Built) -> None:
     for rows, keys in variant.sizes():
         call = prepare(variant, one, rows, keys)
         results = []
-        for mode, landing in WAYS:
+        for mode, landing, has_counters in WAYS:
             run_on_host(
-                one, call.binding, call.outputs, library, mode=mode, landing=landing, check=True
+                one,
+                call.binding,
+                call.outputs,
+                library,
+                mode=mode,
+                landing=landing,
+                check=True,
+                has_counters=has_counters,
             )
             results.append({n: x.tobytes() for n, x in call.written.items()})
         where = f"{variant} at {rows} rows, {keys} keys"
