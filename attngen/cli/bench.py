@@ -19,13 +19,15 @@ from attngen.cli.errors import BadOption
 from attngen.cli.files import require_file
 from attngen.cli.inputs import make_operands, read_inputs
 from attngen.cli.option_types import (
-    FILE_ASSIGNMENT,
-    LIST_ASSIGNMENT,
     Names,
     consts_option,
     dtype_option,
     head_dim_option,
+    input_option,
+    inputs_option,
     schedule_option,
+    seed_option,
+    set_option,
     shape_option,
     spec_argument,
     unique,
@@ -68,23 +70,14 @@ _NAMES: Final = {
     "--device", type=click.Choice(DEVICES), default="cuda", show_default=True,
     help="cuda: a GPU; cpu, numpy: a dry run, whose times mean nothing.",
 )  # fmt: skip
-@click.option(
-    "--inputs", "archive", type=click.Path(path_type=Path), metavar="FILE.npz",
-    help="Arrays by name: q, k, v, tensors, params.",
-)  # fmt: skip
-@click.option(
-    "--input", "files", type=FILE_ASSIGNMENT, multiple=True,
-    help="A .npy file for one array; wins over --inputs.  May be repeated.",
-)  # fmt: skip
-@click.option(
-    "--set", "values", type=LIST_ASSIGNMENT, multiple=True,
-    help="A value for a param, or one for a whole tensor.  May be repeated.",
-)  # fmt: skip
+@inputs_option
+@input_option
+@set_option
 @click.option(
     "--peers", type=Names(LIBRARIES), default=LIBRARIES, metavar="NAME,…",
     help=f"The libraries beside it, of {', '.join(LIBRARIES)}.",
 )  # fmt: skip
-@click.option("--seed", type=click.IntRange(0), default=0, help="For inputs that are made up.")
+@seed_option
 @schedule_option
 @click.option("--json", "as_json", is_flag=True, help="The result for tools.")
 def command(

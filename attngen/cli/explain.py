@@ -23,13 +23,14 @@ from attngen.cli.errors import BadOption
 from attngen.cli.files import require_file, require_writable, write_together
 from attngen.cli.inputs import read_inputs
 from attngen.cli.option_types import (
-    FILE_ASSIGNMENT,
-    LIST_ASSIGNMENT,
     Names,
     consts_option,
     dtype_option,
     head_dim_option,
+    input_option,
     schedule_option,
+    seed_option,
+    set_option,
     shape_option,
     spec_argument,
     unique,
@@ -69,14 +70,8 @@ DEFAULT_SIZES: Final[Mapping[str, int]] = {"B": 1, "Hq": 8, "Sq": 1024}
 @dtype_option
 @head_dim_option
 @consts_option
-@click.option(
-    "--set", "values", type=LIST_ASSIGNMENT, multiple=True,
-    help="A value for a param, or one for a whole tensor.  May be repeated.",
-)  # fmt: skip
-@click.option(
-    "--input", "files", type=FILE_ASSIGNMENT, multiple=True,
-    help="A .npy file for a tensor.  May be repeated.",
-)  # fmt: skip
+@set_option
+@input_option
 @schedule_option
 @click.option(
     "--arch", "archs", type=Names(), default=",".join(DEFAULT_TARGETS), show_default=True,
@@ -87,7 +82,7 @@ DEFAULT_SIZES: Final[Mapping[str, int]] = {"B": 1, "Hq": 8, "Sq": 1024}
     help="Write the map of tiles as a picture.",
 )  # fmt: skip
 @click.option("--no-compile", is_flag=True, help="Do not ask the CUDA compiler for registers.")
-@click.option("--seed", type=click.IntRange(0), default=0, help="For tensors that are made up.")
+@seed_option
 def command(
     spec: Path,
     shape: Mapping[str, int] | None,

@@ -16,9 +16,9 @@ else:
     ParamType = click.ParamType  # before click 8.5 it has no type argument
 
 __all__ = [
-    "ASSIGNMENT", "FILE_ASSIGNMENT", "HEAD_DIM", "LIST_ASSIGNMENT", "Names", "ROWS", "SHAPE",
-    "Scalar", "consts_option", "dtype_option", "head_dim_option", "schedule_option",
-    "shape_option", "spec_argument", "unique",
+    "ASSIGNMENT", "HEAD_DIM", "Names", "ParamType", "ROWS", "SHAPE", "Scalar", "consts_option",
+    "dtype_option", "head_dim_option", "input_option", "inputs_option", "schedule_option",
+    "seed_option", "set_option", "shape_option", "spec_argument", "unique",
 ]  # fmt: skip
 
 Scalar: TypeAlias = bool | int | float
@@ -229,4 +229,31 @@ def shape_option(function: F) -> F:
         "--shape",
         type=SHAPE,
         help="Sizes of the problem: B, Hq, Hkv, Sq, Skv, and names that tensors' shapes use.",
+    )(function)
+
+
+def inputs_option(function: F) -> F:
+    return click.option(
+        "--inputs", "archive", type=click.Path(path_type=Path), metavar="FILE.npz",
+        help="Arrays by name: q, k, v, tensors, params.",
+    )(function)  # fmt: skip
+
+
+def input_option(function: F) -> F:
+    return click.option(
+        "--input", "files", type=FILE_ASSIGNMENT, multiple=True,
+        help="A .npy file for an array; wins over an archive.  May be repeated.",
+    )(function)  # fmt: skip
+
+
+def set_option(function: F) -> F:
+    return click.option(
+        "--set", "values", type=LIST_ASSIGNMENT, multiple=True,
+        help="A value for a param, or one for a whole tensor.  May be repeated.",
+    )(function)  # fmt: skip
+
+
+def seed_option(function: F) -> F:
+    return click.option(
+        "--seed", type=click.IntRange(0), default=0, help="For inputs that are made up."
     )(function)

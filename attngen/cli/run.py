@@ -21,13 +21,15 @@ from attngen.cli.errors import BadOption, CannotMake
 from attngen.cli.files import require_file, require_writable, write_together
 from attngen.cli.inputs import make_operands, read_inputs, to_bhsd
 from attngen.cli.option_types import (
-    FILE_ASSIGNMENT,
-    LIST_ASSIGNMENT,
     ROWS,
     consts_option,
     dtype_option,
     head_dim_option,
+    input_option,
+    inputs_option,
     schedule_option,
+    seed_option,
+    set_option,
     shape_option,
     spec_argument,
     unique,
@@ -63,23 +65,14 @@ DEFAULT_SIZES: Final[Mapping[str, int]] = {"B": 2, "Hq": 4, "Sq": 128}
     "--device", type=click.Choice(DEVICES), default="auto", show_default=True,
     help="cuda: a GPU; cpu: the CUDA text on the CPU; numpy: the loop nest in NumPy.",
 )  # fmt: skip
-@click.option(
-    "--inputs", "archive", type=click.Path(path_type=Path), metavar="FILE.npz",
-    help="Arrays by name: q, k, v, tensors, params.",
-)  # fmt: skip
-@click.option(
-    "--input", "files", type=FILE_ASSIGNMENT, multiple=True,
-    help="A .npy file for one array; wins over --inputs.  May be repeated.",
-)  # fmt: skip
-@click.option(
-    "--set", "values", type=LIST_ASSIGNMENT, multiple=True,
-    help="A value for a param, or one for a whole tensor.  May be repeated.",
-)  # fmt: skip
+@inputs_option
+@input_option
+@set_option
 @click.option(
     "--save", type=click.Path(path_type=Path), metavar="FILE.npz",
     help="Write the outputs; bf16 is widened to float32.",
 )  # fmt: skip
-@click.option("--seed", type=click.IntRange(0), default=0, help="For inputs that are made up.")
+@seed_option
 @click.option("--rows", type=ROWS, help="Compute only these query rows.")
 @click.option(
     "--layout", type=click.Choice(("bhsd", "bshd")), default="bhsd", show_default=True,

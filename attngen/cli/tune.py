@@ -17,13 +17,14 @@ from attngen.cli.console import note, say
 from attngen.cli.errors import BadOption, CannotRead, CannotWrite, NoGpuToTune
 from attngen.cli.files import require_file, require_writable, write_together
 from attngen.cli.option_types import (
-    LIST_ASSIGNMENT,
     SHAPE,
     ParamType,
     consts_option,
     dtype_option,
     head_dim_option,
     schedule_option,
+    seed_option,
+    set_option,
     spec_argument,
     unique,
 )
@@ -91,10 +92,7 @@ class _Shard(ParamType):
 @dtype_option
 @head_dim_option
 @consts_option
-@click.option(
-    "--set", "values", type=LIST_ASSIGNMENT, multiple=True,
-    help="A value for a param, or one for a whole tensor.  May be repeated.",
-)  # fmt: skip
+@set_option
 @schedule_option
 @click.option(
     "--device", metavar="NAME", default="auto", show_default=True,
@@ -123,7 +121,7 @@ class _Shard(ParamType):
     "-o", "--output", "folder", type=click.Path(path_type=Path), metavar="DIR",
     help="Where records are kept.  Default: your cache directory.",
 )  # fmt: skip
-@click.option("--seed", type=click.IntRange(0), default=0, help="For inputs that are made up.")
+@seed_option
 def command(
     spec: Path,
     shapes: tuple[Mapping[str, int], ...],

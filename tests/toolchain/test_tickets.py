@@ -58,6 +58,15 @@ def test_launches_of_a_stream_share_and_streams_do_not(
     assert again == [one, two]
 
 
+def test_one_handle_for_the_streams_of_all_threads(module: CudaModule, driver: FakeDriver) -> None:
+    per_thread = 2
+    launch(module, per_thread)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(launch, module, per_thread).result()
+    here, there = addresses(driver)
+    assert here != there
+
+
 def test_kernels_and_devices_have_their_own(driver: FakeDriver) -> None:
     for name in ("one", "two"):
         kernel = CudaModule(compile_tiny("sm_90a"), name=name, driver=driver)
