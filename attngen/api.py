@@ -713,14 +713,9 @@ class Kernel:
             return
         if like is not None and _is_capturing(device, like):
             raise AttnError(NotPrepared(None, compiled.rendered.launch.kernel, str(device)))
-        module = self._module(compiled)
-        for launch in compiled.program.launches:
-            module.prepare(
-                launch.kernel,
-                device,
-                shared_bytes=launch.shared_bytes,
-                hands_out_tiles=launch.hands_out_tiles,
-            )
+        from attngen.engines.cuda_engine import prepare_on_gpu
+
+        prepare_on_gpu(compiled.program, self._module(compiled), device)
         compiled.loaded.add(device.index)
 
     def _run(

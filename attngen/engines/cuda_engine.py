@@ -17,9 +17,16 @@ from attngen.compiler import Rendered
 from attngen.diagnostics.diagnostic import AttnError
 from attngen.diagnostics.span import Source
 from attngen.engines.outputs import Outputs, argument_values, due_launches, grid_size
-from attngen.ir.program import TICKETS
+from attngen.ir.program import TICKETS, Program
 
-__all__ = ["Launched", "compile_rendered", "digest_code", "launch_on_gpu", "resources_of"]
+__all__ = [
+    "Launched",
+    "compile_rendered",
+    "digest_code",
+    "launch_on_gpu",
+    "prepare_on_gpu",
+    "resources_of",
+]
 
 
 def compile_rendered(rendered: Rendered, text: str | None = None) -> Compiled:
@@ -57,6 +64,17 @@ def digest_code(rendered: Rendered, compiled: Compiled) -> str:
     found = read_resources(compiled.binary)
     digests = [found[launch.kernel].code_digest for launch in rendered.program.launches]
     return digests[0] if len(digests) == 1 else sha256("".join(digests).encode()).hexdigest()
+
+
+def prepare_on_gpu(program: Program, module: CudaModule, device: Device) -> None:
+    """Load what every launch of a program needs.  Errors:  those of `CudaModule.prepare`."""
+    for launch in program.launches:
+        module.prepare(
+            launch.kernel,
+            device,
+            shared_bytes=launch.shared_bytes,
+            hands_out_tiles=launch.hands_out_tiles,
+        )
 
 
 class Launched(NamedTuple):

@@ -153,12 +153,11 @@ class CudaBench:
 
     def load(self, name: str, build: Build) -> None:
         from attngen.backend.launch import CudaModule
+        from attngen.engines.cuda_engine import prepare_on_gpu
 
         assert isinstance(build.code, bytes)
         module = CudaModule(build.code, name=name)
-        device = cuda_device(self._index)
-        for launch in build.rendered.program.launches:
-            module.prepare(launch.kernel, device, shared_bytes=launch.shared_bytes)
+        prepare_on_gpu(build.rendered.program, module, cuda_device(self._index))
         self._builds[name] = build, module
 
     def check(self, name: str) -> Verdict:
