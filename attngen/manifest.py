@@ -7,7 +7,7 @@ Launches run in order on one stream.  Each takes one parameter, the argument str
 all of them the same bytes: fill its fields at their offsets, allocate the workspaces, evaluate the
 grid's formula, and call `cuLaunchKernel`.  Where `launch_when` does not hold, leave the launch out,
 and its workspaces null.  Where it has `hands_out_tiles`, `tickets` may be null; otherwise it points
-at two int32 that are 0, that the launch leaves at 0, and that no launch uses which may run meanwhile.
+at two int32 that are 0, left at 0 by the launch; launches that may overlap must not share them.
 Where `operands.alignment_bytes` is above 1, q, k and v begin at a multiple of it, rows are
 contiguous, and their other strides are multiples of it, in bytes.
 Formulas are text over names of integer fields, and `grid`, the number of blocks; `ceil_div(a, b)`
