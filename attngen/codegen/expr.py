@@ -462,7 +462,12 @@ def fixed(name: str, c_type: str) -> Emitted:
 
 def member(of: str, name: str, c_type: str) -> Emitted:
     """`<of>.<name>`, a part that is computed ahead."""
-    return Emitted(f"{of}.{name}", next(t for t in CType if t.text == c_type))
+    return called(f"{of}.{name}", c_type)
+
+
+def called(text: str, c_type: str) -> Emitted:
+    """The call of a function."""
+    return Emitted(text, next(t for t in CType if t.text == c_type))
 
 
 def _unconditional(root: Expr) -> set[int]:

@@ -23,7 +23,9 @@ __all__ = [
     "Formula",
     "LetFormula",
     "TensorRead",
+    "convert_of",
     "formula",
+    "is_inside",
     "let_formulas",
     "tensor_reads",
 ]
@@ -75,7 +77,8 @@ class TensorRead:
     """How one captured tensor is read.
 
     `number` counts the declarations from 1; `clamped` lists the dimensions whose index is not
-    proved to be inside.
+    proved to be inside.  Of some tensors elements are copied to shared memory (`is_staged`), of
+    some read where they are needed (`is_read`), of some both.
     """
 
     name: str
@@ -83,8 +86,11 @@ class TensorRead:
     declaration: str
     c_type: str
     convert: str
+    c_element: str
     dims: tuple[int, ...]
     clamped: tuple[int, ...]
+    is_staged: bool
+    is_read: bool
 
 
 def formula(printer: ExprPrinter, e: Expr, *, is_eager: bool = False) -> Formula:
@@ -127,8 +133,10 @@ def let_formulas(attention: Attention, printer: ExprPrinter) -> tuple[LetFormula
     return tuple(lets.values())
 
 
-def tensor_reads(attention: Attention) -> tuple[TensorRead, ...]:
-    """The tensors that are read, in order of declaration."""
+def tensor_reads(
+    attention: Attention, staged: frozenset[int] = frozenset()
+) -> tuple[TensorRead, ...]:
+    """The tensors that are read, in order of declaration; `staged` are ids of staged reads."""
     reads: list[TensorRead] = []
     for number, tensor in enumerate(attention.tensors, start=1):
         loads = [
@@ -140,22 +148,32 @@ def tensor_reads(attention: Attention) -> tuple[TensorRead, ...]:
             continue
         dims = range(len(tensor.dims))
         clamped = tuple(
-            i for i in dims if not all(_inside(load.indices[i], tensor.dims[i]) for load in loads)
+            i for i in dims if not all(is_inside(load.indices[i], tensor.dims[i]) for load in loads)
         )
-        c_type, convert = _read_type(tensor)
+        c_type, convert = convert_of(tensor)
         reads.append(
             TensorRead(
-                tensor.name, number, _declaration(tensor), c_type, convert, tuple(dims), clamped
+                name=tensor.name,
+                number=number,
+                declaration=_declaration(tensor),
+                c_type=c_type,
+                convert=convert,
+                c_element=C_ELEMENT[tensor.element.name],
+                dims=tuple(dims),
+                clamped=clamped,
+                is_staged=any(id(load) in staged for load in loads),
+                is_read=any(id(load) not in staged for load in loads),
             )
         )
     return tuple(reads)
 
 
-def _inside(index: Expr, dim: TensorDim) -> bool:
+def is_inside(index: Expr, dim: TensorDim) -> bool:
+    """Whether an index is always one of this dimension's."""
     return isinstance(index, Symbol) and _MATCHING_SIZE.get(index.name) == dim.size
 
 
-def _read_type(tensor: Tensor) -> tuple[str, str]:
+def convert_of(tensor: Tensor) -> tuple[str, str]:
     """The C++ type of a read value and what converts the stored element to it."""
     match tensor.element.scalar:
         case ScalarType.FLOAT:

@@ -20,6 +20,7 @@ from attngen.codegen.formulas import (
 from attngen.codegen.mask_text import MaskText
 from attngen.codegen.render import template_digest
 from attngen.codegen.score_text import ScoreText
+from attngen.codegen.staged_reads import StagedRead, StagedText, find_tile_nodes, print_staged
 from attngen.ir.attention import Attention
 from attngen.ir.digest import digest_attention
 from attngen.ir.expr import Expr
@@ -51,6 +52,8 @@ class ForwardContext:
     arguments: ArgumentLayout
     is_checked: bool
     tensors: tuple[TensorRead, ...]
+    staged: tuple[StagedText, ...]
+    staging: str
     lets: tuple[LetFormula, ...]
     scale: Formula
     score_lines: tuple[Formula, ...]
@@ -79,6 +82,7 @@ def forward_context(
     is_checked: bool,
     scores: ScoreText | None = None,
     mask: MaskText | None = None,
+    staged: tuple[StagedRead, ...] = (),
 ) -> ForwardContext:
     """The shared part of a context.
 
@@ -86,8 +90,9 @@ def forward_context(
     schedule:   the complete schedule in the words of the header.
     scores:     the score lines in parts; None where they are computed as they stand.
     mask:       the mask in parts, of which some join `fixed`; None where it is computed as a whole.
+    staged:     what score lines read from shared memory.
     """
-    attention, launch = program.attention, program.main
+    attention, launch, tiles = program.attention, program.main, program.main.tiles
     assert attention.dtype is not None
     qk, v = head_dims(attention)
 
@@ -106,8 +111,8 @@ def forward_context(
         device=resources.template_source("common/device.cuh"),
         element=C_ELEMENT[attention.dtype.name],
         weight_scale=float_literal(attention.dtype.weight_scale),
-        tile_q=launch.tiles.tile_q,
-        tile_kv=launch.tiles.tile_kv,
+        tile_q=tiles.tile_q,
+        tile_kv=tiles.tile_kv,
         head_dim_qk=qk,
         head_dim_v=v,
         arguments=layout_arguments(
@@ -119,7 +124,9 @@ def forward_context(
             is_checked=is_checked,
         ),
         is_checked=is_checked,
-        tensors=tensor_reads(attention),
+        tensors=tensor_reads(attention, find_tile_nodes(staged)),
+        staged=tuple(print_staged(staged, attention, tiles.tile_q, tiles.tile_kv)),
+        staging=resources.template_source("common/staged.cuh") if staged else "",
         lets=let_formulas(attention if mask is None else replace(attention, mask=None), printer),
         scale=formula(printer, attention.scale),
         score_lines=(

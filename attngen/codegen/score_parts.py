@@ -35,7 +35,22 @@ from attngen.ir.expr import (
 from attngen.ir.traverse import children, postorder, symbols, tensors
 from attngen.record import record
 
-__all__ = ["Base", "ScoreParts", "cost_of_pair", "find_addend", "find_score_parts"]
+__all__ = [
+    "KEYS",
+    "ROWS",
+    "Base",
+    "ScoreParts",
+    "cost_of_pair",
+    "find_addend",
+    "find_called_elsewhere",
+    "find_score_parts",
+    "growth_of",
+]
+
+KEYS: Final = frozenset({"kv"})
+ROWS: Final = frozenset({"q", "qpos"})
+"""The indices that grow by 1 from a key, or a row, to the next."""
+
 
 _OF_A_PAIR: Final = frozenset({"q", "qpos", "kv", "s"})
 _COSTS: Final[Mapping[type, int]] = {Load: 8, Call: 8}
@@ -68,13 +83,14 @@ class ScoreParts:
     bases: tuple[Base, ...]
 
 
-def find_score_parts(attention: Attention) -> ScoreParts:
-    """Those that the functions of the score lines compute, and no other function."""
-    others = (attention.length_q, attention.length_kv, attention.scale, attention.mask)
-    elsewhere = {id(n) for e in (*others, attention.sink) if e is not None for n in postorder(e)}
-    for line in attention.scores:
-        for let in _called(line):
-            elsewhere |= {id(n) for n in postorder(let)}
+def find_score_parts(
+    attention: Attention, given: frozenset[int] = frozenset()
+) -> ScoreParts:
+    """Those that the functions of the score lines compute, and no other function.
+
+    given:  nodes, by id, that they do not compute either.
+    """
+    elsewhere = find_called_elsewhere(attention) | given
     fixed: dict[int, Expr] = {}
     bases: dict[int, Base] = {}
     for line in attention.scores:
@@ -93,6 +109,16 @@ def find_score_parts(attention: Attention) -> ScoreParts:
                 continue
             stack.extend(reversed(children(node)))
     return ScoreParts(tuple(fixed.values()), tuple(bases.values()))
+
+
+def find_called_elsewhere(attention: Attention) -> set[int]:
+    """Nodes, by id, that other functions than those of the score lines compute, too."""
+    others = (attention.length_q, attention.length_kv, attention.scale, attention.mask)
+    elsewhere = {id(n) for e in (*others, attention.sink) if e is not None for n in postorder(e)}
+    for line in attention.scores:
+        for let in _called(line):
+            elsewhere |= {id(n) for n in postorder(let)}
+    return elsewhere
 
 
 def find_addend(attention: Attention) -> Expr | None:
@@ -164,25 +190,25 @@ def _is_fixed(e: Expr) -> bool:
     )
 
 
-def growth_of(e: Expr) -> int | None:
-    """What an integer gains from one key to the next; None where that is no constant."""
+def growth_of(e: Expr, walked: frozenset[str] = KEYS) -> int | None:
+    """What an integer gains from one key to the next, or one row; None where that is no constant."""
     match e:
-        case Symbol("kv"):
+        case Symbol(name) if name in walked:
             return 1
         case Let(_, value):
-            return growth_of(value)
+            return growth_of(value, walked)
         case Negate(x):
-            inner = growth_of(x)
+            inner = growth_of(x, walked)
             return None if inner is None else -inner
         case Binary(BinaryOp.ADD | BinaryOp.SUB as op, left, right):
-            a, b = growth_of(left), growth_of(right)
+            a, b = growth_of(left, walked), growth_of(right, walked)
             if a is None or b is None:
                 return None
             return a + b if op is BinaryOp.ADD else a - b
         case Binary(BinaryOp.MUL, Const(int(factor)), x):
-            inner = growth_of(x)
+            inner = growth_of(x, walked)
         case Binary(BinaryOp.MUL, x, Const(int(factor))):
-            inner = growth_of(x)
+            inner = growth_of(x, walked)
         case _:
-            return None if "kv" in symbols(e) else 0
+            return None if walked & symbols(e) else 0
     return None if inner is None else factor * inner

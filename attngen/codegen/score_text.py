@@ -7,6 +7,7 @@ from typing import final
 from attngen.codegen.expr import ExprPrinter, fixed, growing
 from attngen.codegen.formulas import FixedFormula, Formula, fixed_formula, formula
 from attngen.codegen.score_parts import ScoreParts, find_addend, find_score_parts
+from attngen.codegen.staged_reads import StagedRead, name_staged
 from attngen.ir.attention import Attention
 from attngen.record import record
 
@@ -32,19 +33,23 @@ class ScoreText:
     lines: tuple[Formula, ...]
 
 
-def print_scores(attention: Attention, *, is_checked: bool) -> ScoreText:
-    """The text of the score lines, in parts.
+def print_scores(
+    attention: Attention, *, is_checked: bool, staged: tuple[StagedRead, ...] = ()
+) -> ScoreText:
+    """The text of the score lines, in parts; `staged` are what they read from shared memory.
 
     What is computed ahead is read where no pair attends, too, which a check must not report: a
     checked kernel has no parts.
     """
-    parts = ScoreParts((), ()) if is_checked else find_score_parts(attention)
+    named = name_staged(staged, attention)
+    parts = ScoreParts((), ()) if is_checked else find_score_parts(attention, frozenset(named))
     plain = ExprPrinter(attention)
     of_block = tuple(fixed_formula(plain, e) for e in parts.fixed)
     given = {
         id(e): fixed(f"c{i}", one.c_type)
         for i, (e, one) in enumerate(zip(parts.fixed, of_block, strict=True))
     }
+    given |= named
     with_fixed = ExprPrinter(attention, given=dict(given))
     for i, base in enumerate(parts.bases):
         factor = None if base.factor is None else with_fixed.print_operand(base.factor)

@@ -320,6 +320,7 @@ struct AccessLog {
 struct Copy {
     const unsigned char* source;  // null: zeros
     uint32_t place;               // of its destination
+    uint32_t bytes, size;         // that are read, and of the destination; zeros come behind
     int64_t group;
     Site site;
     bool is_source_writable;

@@ -39,7 +39,7 @@ template <class T> inline bool grow(T*& items, int count, int& capacity) {
     return true;
 }
 
-// Wavefronts of one phase: `count` lanes from the lane `first` on, those in `lanes`.
+// Wavefronts of one phase: `count` lanes from the lane `first` on, those in `lanes`; `bytes` is at least a word.
 inline int wavefronts_of_phase(const uint32_t* places, uint32_t lanes, int first, int count,
                                uint32_t bytes) {
     uint32_t slots = 128 / bytes, met = 0;  // a slot is the banks of one access
@@ -64,6 +64,7 @@ inline int wavefronts_of_phase(const uint32_t* places, uint32_t lanes, int first
 }
 
 inline void count_wavefronts(Block& b, const uint32_t* places, uint32_t lanes, uint32_t bytes) {
+    bytes = bytes < 4 ? 4 : bytes;  // lanes that want parts of one word are served at once
     int width = 128 / (int)bytes;
     for (int first = 0; first < 32; first += width) {
         int needed = wavefronts_of_phase(places, lanes, first, width, bytes);
@@ -111,7 +112,7 @@ AG_NOINLINE void log_access(Thread& t, uint32_t place, uint32_t bytes, Site site
     log.close = count_open_accesses;
 }
 
-// ---- shared memory by address: 4 or 16 bytes ---------------------------------------------------
+// ---- shared memory by address: an element, 4 or 16 bytes ---------------------------------------------------
 
 // The 32-bit address of the buffer's first byte.  Not 0, so that a place in the buffer that is
 // taken for an address is noticed.
@@ -158,6 +159,29 @@ AG_NOINLINE void load16(Thread& t, uint32_t (&x)[4], uint32_t address, Site site
     memcpy(x, t.shared + place, 16);
 }
 
+// An element of up to 4 bytes, or a pair of them.
+template <class T> inline T load_element(Thread& t, uint32_t address, Site site) {
+    uint32_t place = place_of(t, address, sizeof(T), kRead, site);
+    ++t.counters.shared_reads;
+    if (AG_LIKELY(t.cells != nullptr)) {
+        constexpr uint32_t piece = sizeof(T) < 4 ? sizeof(T) : 4;
+        for (uint32_t at = place; at < place + sizeof(T); at += piece)
+            note_shared_read<piece>(t, at, kByAddress, site);
+    }
+    log_access(t, place, sizeof(T), site);
+    T x;
+    memcpy(&x, t.shared + place, sizeof(T));
+    return x;
+}
+
+template <class T> inline void store_element(Thread& t, uint32_t address, T x, Site site) {
+    uint32_t place = place_of(t, address, sizeof(T), kWrite, site);
+    ++t.counters.shared_writes;
+    if (AG_LIKELY(t.cells != nullptr)) note_shared_write<sizeof(T)>(t, place, kByAddress, site);
+    log_access(t, place, sizeof(T), site);
+    memcpy(t.shared + place, &x, sizeof(T));
+}
+
 AG_NOINLINE void store4(Thread& t, uint32_t address, uint32_t x, Site site) {
     uint32_t place = place_of(t, address, 4, kWrite, site);
     ++t.counters.shared_writes;
@@ -185,10 +209,8 @@ AG_NOINLINE void store4(Thread& t, uint32_t address, uint32_t x, Site site) {
 // Tensor copies and asynchronous products, which are waited for in other ways, are in host_wgmma.h.
 
 inline void move_bytes(const Thread& t, const Copy& copy) {
-    if (copy.source)
-        memcpy(t.shared + copy.place, copy.source, 16);
-    else
-        memset(t.shared + copy.place, 0, 16);
+    if (copy.source) memcpy(t.shared + copy.place, copy.source, copy.bytes);
+    memset(t.shared + copy.place + copy.bytes, 0, copy.size - copy.bytes);
 }
 
 // Is a write to global memory one to the source of a copy on its way?
@@ -198,7 +220,7 @@ AG_COLD void check_sources(Thread& t, uintptr_t address, size_t bytes, const Ran
         for (int i = owner->copies->first; i < owner->copies->count; ++i) {
             const Copy& copy = owner->copies->items[i];
             uintptr_t source = (uintptr_t)copy.source;
-            if (!source || source >= address + bytes || address >= source + 16) continue;
+            if (!source || source >= address + bytes || address >= source + copy.bytes) continue;
             char name[200];
             name_copy(t, *owner, copy, name, sizeof name);
             fail(t, kGlobalRace, site, "writes byte %zu of %s, which %s may still read",
@@ -206,9 +228,9 @@ AG_COLD void check_sources(Thread& t, uintptr_t address, size_t bytes, const Ran
         }
 }
 
-inline void note_copy_start(Thread& t, uint32_t place, Site site) {
+inline void note_copy_start(Thread& t, uint32_t place, uint32_t size, Site site) {
     Cell* cells = &cell_at(t, place);
-    for (uint32_t i = 0; i < 4; ++i) {
+    for (uint32_t i = 0; i < size / 4; ++i) {
         Stamp written = cells[i].written;
         bool is_plain = written >= t.block_first && written < t.block_since &&
                         (written & kLow) == size_code(4) && cells[i].read < t.block_since;
@@ -227,27 +249,28 @@ inline bool make_room(Copies& copies) {
     return grow(copies.items, copies.count, copies.capacity);
 }
 
-// Without `is_valid` zeros come, and the source is not read: it may lie anywhere, but aligned.
-AG_NOINLINE void start_copy(Thread& t, uint32_t address, const void* from, bool is_valid,
-                            Site site) {
-    uint32_t place = place_of(t, address, 16, kWrite, site);
-    if ((uintptr_t)from & 15)
-        fail(t, kMisaligned, site, "copies 16 bytes from global memory: the address is not "
-             "aligned");
+// Copies `bytes`, and zeros up to `size`.  With 0 bytes the source may lie anywhere, but aligned.
+AG_NOINLINE void start_copy(Thread& t, uint32_t address, const void* from, uint32_t bytes,
+                            uint32_t size, Site site) {
+    uint32_t place = place_of(t, address, size, kWrite, site);
+    if ((uintptr_t)from & (size - 1))
+        fail(t, kMisaligned, site, "copies %u bytes from global memory: the address is not "
+             "aligned", size);
+    if (bytes > size) fail(t, kLaunch, site, "copies %u bytes of %u", bytes, size);
     Copies& copies = *t.copies;
     if (copies.count == copies.capacity && !make_room(copies))
         fail(t, kLaunch, site, "has no memory for its copies");
-    Copy copy = {nullptr, place, copies.groups, site, false};
-    if (is_valid) {
+    Copy copy = {nullptr, place, bytes, size, copies.groups, site, false};
+    if (bytes > 0) {
         ++t.counters.global_loads;
-        const Range& r = check_global(t, from, 16, false, site);
+        const Range& r = check_global(t, from, bytes, false, site);
         copy.source = (const unsigned char*)from;
         copy.is_source_writable = r.cells != nullptr;
         t.block->writable_sources += copy.is_source_writable;
         t.block->check_sources = check_sources;
     }
     ++t.counters.shared_writes;
-    if (AG_LIKELY(t.cells != nullptr)) note_copy_start(t, place, site);
+    if (AG_LIKELY(t.cells != nullptr)) note_copy_start(t, place, size, site);
     if (t.block->run->launch->landing == kEarly) move_bytes(t, copy);
     copies.items[copies.count++] = copy;
 }
@@ -258,11 +281,11 @@ inline void land(Thread& t, const Copy& copy, bool is_late) {
     if (is_late) move_bytes(t, copy);
     if (copy.is_source_writable) {
         --t.block->writable_sources;
-        check_global(t, copy.source, 16, false, copy.site);  // read until now
+        check_global(t, copy.source, copy.bytes, false, copy.site);  // read until now
     }
     if (AG_UNLIKELY(t.cells == nullptr)) return;
     Cell* cells = &cell_at(t, copy.place);
-    for (int i = 0; i < 4; ++i) cells[i] = {t.stamp | size_code(4), 0};
+    for (uint32_t i = 0; i < copy.size / 4; ++i) cells[i] = {t.stamp | size_code(4), 0};
 }
 
 // All groups but the newest `pending` ones; copies that are in no group yet are not waited for.
@@ -467,7 +490,13 @@ AG_DEVICE ag_u32 ag_shared_address(unsigned char* buffer, int offset) {
 }
 
 AG_DEVICE void ag_copy_async(ag_u32 to, const void* from, bool valid, AG_SITE) {
-    ag_host::start_copy(*ag_host::self, to, from, valid, {file, line});
+    ag_host::start_copy(*ag_host::self, to, from, valid ? 16 : 0, 16, {file, line});
+}
+AG_DEVICE void ag_copy_async_part(ag_u32 to, const void* from, int bytes, AG_SITE) {
+    ag_host::start_copy(*ag_host::self, to, from, (uint32_t)bytes, 16, {file, line});
+}
+AG_DEVICE void ag_copy_async4(ag_u32 to, const void* from, bool valid, AG_SITE) {
+    ag_host::start_copy(*ag_host::self, to, from, valid ? 4 : 0, 4, {file, line});
 }
 AG_DEVICE void ag_copy_commit() { ag_host::commit_copies(*ag_host::self); }
 template <int kPending> AG_DEVICE void ag_copy_wait() {
@@ -554,6 +583,12 @@ AG_DEVICE void ag_store16(void* to, ag_u32 a, ag_u32 b, ag_u32 c, ag_u32 d, AG_S
     ag_host::check_global(t, to, 16, true, {file, line});
     const ag_u32 words[4] = {a, b, c, d};
     memcpy(to, words, sizeof words);
+}
+template <class T> AG_DEVICE T ag_shared_load(ag_u32 address, AG_SITE) {
+    return ag_host::load_element<T>(*ag_host::self, address, {file, line});
+}
+template <class T> AG_DEVICE void ag_shared_store(ag_u32 address, T x, AG_SITE) {
+    ag_host::store_element(*ag_host::self, address, x, {file, line});
 }
 AG_DEVICE void ag_shared_store4(ag_u32 address, ag_u32 x, AG_SITE) {
     ag_host::store4(*ag_host::self, address, x, {file, line});

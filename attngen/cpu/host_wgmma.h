@@ -1524,6 +1524,14 @@ AG_DEVICE void ag_barrier_arrive(ag_u32 barrier, AG_SITE) {
     ag_host::Thread& t = *ag_host::self;
     ag_host::arrive(t, ag_host::barrier_at(t, barrier, {file, line}), {file, line});
 }
+// All copies of the thread are over by then; which of the times in between it is makes no difference to
+// who waits for the barrier.
+AG_DEVICE void ag_copy_arrive(ag_u32 barrier, AG_SITE) {
+    ag_host::Thread& t = *ag_host::self;
+    ag_host::commit_copies(t);
+    ag_host::wait_for_copies(t, 0);
+    ag_host::arrive(t, ag_host::barrier_at(t, barrier, {file, line}), {file, line});
+}
 AG_DEVICE void ag_barrier_arrive_expect(ag_u32 barrier, int bytes, AG_SITE) {
     ag_host::Thread& t = *ag_host::self;
     ag_host::Barrier& x = ag_host::barrier_at(t, barrier, {file, line});

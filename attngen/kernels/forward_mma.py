@@ -23,6 +23,7 @@ from attngen.codegen.mask_text import print_mask
 from attngen.codegen.render import render
 from attngen.codegen.score_parts import cost_of_pair
 from attngen.codegen.score_text import print_scores
+from attngen.codegen.staged_reads import find_staged_reads, staged_bytes
 from attngen.codegen.tiles import TileFormulas, pair_by_pair, tile_formulas
 from attngen.ir.attention import Attention
 from attngen.ir.program import (
@@ -78,8 +79,10 @@ _TEMPLATES: Final = (
     _TEMPLATE,
     "common/attention.cu.j2",
     "common/tiles.cu.j2",
+    "common/staged.cu.j2",
     "common/device.cuh",
     "common/mma.cuh",
+    "common/staged.cuh",
 )
 _FEATURES: Final = (Feature.CP_ASYNC, Feature.LDMATRIX, Feature.BF16_MMA)
 
@@ -98,6 +101,7 @@ class Context(ForwardContext):
     width_v: int
     key_bytes: int
     value_bytes: int
+    staged_bytes: int
     query_in_registers: bool
     is_aligned: bool
     folds_scale: bool
@@ -216,6 +220,7 @@ class ForwardMma:
             ),
             ("key", key, f"{stages}[kTileKv][kWidthQk]"),
             ("value", value, f"{stages}[kTileKv][kWidthV]"),
+            *_staged_array(attention, tile),
             *_board(attention, tile),
         )
         placed, offset = [], 0
@@ -288,7 +293,8 @@ class ForwardMma:
         attention, schedule = program.attention, program.schedule
         assert attention.dtype is not None
         tile, state = _tile(schedule), attention.row_state
-        scores = print_scores(attention, is_checked=is_checked)
+        staged = () if is_checked else find_staged_reads(attention)
+        scores = print_scores(attention, is_checked=is_checked, staged=staged)
         printer = scores.printer
         # What is computed ahead is read at pairs that a mask skips, which a check must not report.
         parts = None if is_checked else _mask_parts(attention)
@@ -304,6 +310,7 @@ class ForwardMma:
             is_checked=is_checked,
             scores=scores,
             mask=mask,
+            staged=staged,
         )
         return Context(
             **shared.values(),
@@ -316,6 +323,7 @@ class ForwardMma:
             width_v=width_v,
             key_bytes=tile.kv * _pitch(width_qk),
             value_bytes=tile.kv * _pitch(width_v),
+            staged_bytes=staged_bytes(staged, tile.q, tile.kv),
             query_in_registers=_query_in_registers(attention, tile, target),
             is_aligned=is_aligned,
             folds_scale=folds_scale(attention),
@@ -468,6 +476,12 @@ def _mask_parts(attention: Attention) -> MaskParts | None:
         return parts.whole if parts.fixed else None
     is_wide = max(_widths(attention)) > _WIDEST_WITH_READS
     return None if parts.reads and is_wide else parts
+
+
+def _staged_array(attention: Attention, tile: _Tile) -> Iterator[tuple[str, int, str]]:
+    """What score lines read of tensors, a step ahead: name, bytes, shape."""
+    if (one := staged_bytes(find_staged_reads(attention), tile.q, tile.kv)) > 0:
+        yield "staged", tile.stages * one, f"{'' if tile.stages == 1 else '[2]'}[kStagedBytes]"
 
 
 def _board(attention: Attention, tile: _Tile) -> tuple[tuple[str, int, str], ...]:

@@ -24,6 +24,7 @@ from attngen.codegen.mask_text import print_mask
 from attngen.codegen.render import render
 from attngen.codegen.score_parts import cost_of_pair
 from attngen.codegen.score_text import print_scores
+from attngen.codegen.staged_reads import find_staged_reads, staged_bytes
 from attngen.codegen.tiles import TileFormulas, pair_by_pair, tile_formulas
 from attngen.ir.attention import Attention
 from attngen.ir.expr import Expr, Load, LogicalOp, Symbol
@@ -116,9 +117,11 @@ _TEMPLATES: Final = (
     "common/attention.cu.j2",
     "common/tiles.cu.j2",
     "common/key_tiles.cu.j2",
+    "common/staged.cu.j2",
     "common/wgmma.cu.j2",
     "common/device.cuh",
     "common/mma.cuh",
+    "common/staged.cuh",
     "common/wgmma.cuh",
 )
 _FEATURES: Final = (Feature.MBARRIER, Feature.TMA, Feature.SETMAXNREG, Feature.WGMMA)
@@ -162,6 +165,7 @@ class Context(ForwardContext):
     computing_registers: int
     blocks_qk: int
     blocks_v: int
+    staged_bytes: int
     clears: bool
     longest_first: bool
     folds_scale: bool
@@ -337,7 +341,8 @@ class ForwardWgmma:
         attention, schedule = program.attention, program.schedule
         assert attention.dtype is not None
         tile, state = _tile(schedule), attention.row_state
-        scores = print_scores(attention, is_checked=is_checked)
+        staged = () if is_checked else find_staged_reads(attention)
+        scores = print_scores(attention, is_checked=is_checked, staged=staged)
         printer = scores.printer
         names = {"m": "m", "l": "l", "acc": "1.0f", "sink": "sink", "s": "s"}
         qk, v = head_dims(attention)
@@ -356,6 +361,7 @@ class ForwardWgmma:
             is_checked=is_checked,
             scores=scores,
             mask=mask,
+            staged=staged,
         )
         return Context(
             **shared.values(),
@@ -373,6 +379,7 @@ class ForwardWgmma:
             computing_registers=computing,
             blocks_qk=_blocks(qk),
             blocks_v=_blocks(v),
+            staged_bytes=staged_bytes(staged, tile.q, tile.kv),
             clears=_clears(attention, tiles),
             longest_first=_is_longest_first(attention),
             folds_scale=folds_scale(attention),
@@ -471,11 +478,14 @@ def _queries(attention: Attention, tile: _Tile) -> int:
 
 def _arrays(attention: Attention, tile: _Tile, queries: int) -> tuple[SharedArray, ...]:
     qk, v = (_blocks(dim) * _ROW_BYTES for dim in head_dims(attention))
-    blocks = (
+    staged = staged_bytes(find_staged_reads(attention), tile.q, tile.kv)
+    blocks = [
         ("Query", queries * tile.q * qk, "[kQueries][kGroups][kBlocksQk][64][64]"),
         ("Key", tile.stages * tile.kv * qk, "[kStages][kBlocksQk][kTileKv][64]"),
         ("Value", tile.stages * tile.kv * v, "[kStages][kBlocksV][kTileKv][64]"),
-    )
+    ]
+    if staged:
+        blocks.append(("Staged", tile.stages * staged, "[kStages][kStagedBytes]"))
     placed, offset = [], 0
     for name, size, shape in blocks:
         placed.append(SharedArray(name, offset, size // _ELEMENT, size, shape))
@@ -483,15 +493,18 @@ def _arrays(attention: Attention, tile: _Tile, queries: int) -> tuple[SharedArra
     size = _PIECES * _PIECE_BYTES
     placed.append(SharedArray("Pieces", offset, size, size, "[kPieces][kPieceBytes]"))
     offset += size
-    for name, count, shape in _barriers(tile, queries):
+    for name, count, shape in _barriers(tile, queries, is_staged=staged > 0):
         placed.append(SharedArray(name, offset, count, _BARRIER * count, shape))
         offset += _BARRIER * count
     return tuple(placed)
 
 
-def _barriers(tile: _Tile, queries: int) -> tuple[tuple[str, int, str], ...]:
+def _barriers(
+    tile: _Tile, queries: int, *, is_staged: bool
+) -> tuple[tuple[str, int, str], ...]:
     """Name, number and shape of the barriers in shared memory."""
     stages, groups, pieces = "[kStages]", "[kQueries][kGroups]", "[kPieces]"
+    of_reads = (("StagedFull", tile.stages, stages), ("StagedEmpty", tile.stages, stages))
     return (
         ("QueryFull", queries * tile.groups, groups),
         ("QueryEmpty", queries * tile.groups, groups),
@@ -500,6 +513,7 @@ def _barriers(tile: _Tile, queries: int) -> tuple[tuple[str, int, str], ...]:
         ("ValueRaw", tile.stages, stages),
         ("ValueFull", tile.stages, stages),
         ("ValueEmpty", tile.stages, stages),
+        *(of_reads if is_staged else ()),
         ("PieceFull", _PIECES, pieces),
         ("PieceEmpty", _PIECES, pieces),
     )
@@ -523,7 +537,7 @@ def _registers(attention: Attention, tile: _Tile) -> int:
 def _most_registers(attention: Attention, tile: _Tile) -> int:
     """Of a thread that computes, at most."""
     serving, computing = _REGISTERS[tile.groups]
-    if tile.groups != 2 or not is_dear_per_pair(attention):
+    if tile.groups != 2 or not _serves_much(attention):
         return computing
     return (serving + 2 * computing - _LEAST_LISTING) // 2 - 8  # with none to spare some spill
 
@@ -534,12 +548,17 @@ def _split_registers(attention: Attention, tile: _Tile) -> tuple[int, int]:
     A mask that is more than a window takes many to classify tiles.
     """
     serving, computing = _REGISTERS[tile.groups]
-    if tile.groups != 2 or not is_dear_per_pair(attention):
+    if tile.groups != 2 or not _serves_much(attention):
         return serving, computing
     wanted = -(-(_registers(attention, tile) + _SPARE_REGISTERS) // 8) * 8
     together = serving + 2 * computing
     serving = max(_LEAST_LISTING, min(_MOST_LISTING, together - 2 * wanted))
     return serving, (together - serving) // 2
+
+
+def _serves_much(attention: Attention) -> bool:
+    """Whether a serving warp needs more registers: to classify a dear mask, or to copy reads."""
+    return is_dear_per_pair(attention) or bool(find_staged_reads(attention))
 
 
 def _order(attention: Attention, tile: _Tile) -> StepOrder:
@@ -599,11 +618,12 @@ def _reads(*nodes: Expr) -> bool:
 
 
 def _scores_read_pairs(attention: Attention) -> bool:
-    """Whether a score line reads a captured tensor anew for rows or keys."""
+    """Whether a score line reads a captured tensor anew for rows or keys, and not from a copy."""
+    staged = {id(read.node) for read in find_staged_reads(attention)}
     return any(
         isinstance(node, Symbol) and node.name in ("q", "qpos", "kv")
         for load in postorder(*attention.scores)
-        if isinstance(load, Load)
+        if isinstance(load, Load) and id(load) not in staged
         for node in postorder(load)
     )
 

@@ -1,0 +1,265 @@
+"""What score lines take from shared memory, where it is written a step ahead.
+
+    score   s + bias[h, q, kv]               a tile: one element for each row and key
+    score   s + log(weight[b, kv])           keys: one value for each key
+    score   s + table[bucket(kv - qpos), h]  a diagonal: one value for each difference of both
+
+Read pair by pair, a tile's elements would take as long as its matrix products: the cache looks up
+the rows of every read one by one.  Copied, they cost one look-up for 16 bytes, and nobody waits
+for memory.  A value that many pairs of a tile share is computed once for all of them: a diagonal
+of 128 rows and 128 keys has 255 values, where there are 16384 pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+from typing import Final, final
+
+from attngen.codegen.arguments import C_ELEMENT
+from attngen.codegen.expr import Emitted, ExprPrinter, Variable, called
+from attngen.codegen.formulas import Formula, convert_of, formula, is_inside
+from attngen.codegen.score_parts import KEYS, ROWS, find_called_elsewhere, growth_of
+from attngen.ir.attention import Attention
+from attngen.ir.expr import Binary, BinaryOp, Call, Compare, Const, Expr, Let, Load, Symbol, expr_type
+from attngen.ir.printer import print_expr
+from attngen.ir.traverse import children, postorder, symbols
+from attngen.ir.types import ScalarType
+from attngen.record import record
+
+__all__ = [
+    "Pattern",
+    "StagedRead",
+    "StagedText",
+    "find_staged_reads",
+    "find_tile_nodes",
+    "name_staged",
+    "print_staged",
+    "staged_bytes",
+]
+
+_CHUNK: Final = 16
+"""Bytes of one asynchronous copy."""
+_MOST_BYTES: Final = 4
+"""Of an element."""
+_FLOAT_BYTES: Final = 4
+_PAIR: Final = ROWS | KEYS
+_CHEAP: Final = frozenset({"abs", "min", "max", "floor"})
+"""Functions that take an instruction or two."""
+
+
+class Pattern(Enum):
+    """Which pairs of a tile share a value."""
+
+    TILE = "tile"
+    KEYS = "keys"
+    DIAGONAL = "diagonal"
+
+
+@final
+@record(eq=False)
+class StagedRead:
+    """One value; the node is that of the score line.
+
+    element_bytes:     of the element of a tile, or of the value.
+    row_dim, key_dim:  the dimensions of a tile's tensor that rows and keys walk along.
+    """
+
+    node: Expr
+    pattern: Pattern
+    element_bytes: int
+    row_dim: int = 0
+    key_dim: int = 0
+
+
+@final
+@record(eq=False)
+class StagedText:
+    """A staged value as the template sees it.
+
+    value:    of keys and of a diagonal: the value at a Position.
+    tensor:   of a tile; the rest is about its elements.
+    indices:  the C++ text of each index, at a Position.
+    clamped:  of row_dim and key_dim, those whose index is not proved to be inside.
+    offset:   bytes from the beginning of what is staged for a step.
+    pitch:    bytes from a row to the next.
+    """
+
+    what: str
+    pattern: str
+    c_element: str
+    c_type: str
+    convert: str
+    element_bytes: int
+    value: Formula | None
+    tensor: str
+    variables: tuple[Variable, ...]
+    indices: tuple[str, ...]
+    row_dim: int
+    key_dim: int
+    clamped: tuple[int, ...]
+    offset: int
+    pitch: int
+
+
+def find_staged_reads(attention: Attention) -> tuple[StagedRead, ...]:
+    """Those that only the functions of the score lines compute, each once, and as much as possible."""
+    elsewhere = find_called_elsewhere(attention)
+    found: dict[int, StagedRead] = {}
+    seen: set[int] = set()
+    for line in attention.scores:
+        stack: list[Expr] = [line]
+        while stack:
+            node = stack.pop()
+            if id(node) in seen or id(node) in elsewhere:
+                continue
+            seen.add(id(node))
+            read = _as_staged(node, attention)
+            if read is not None:
+                found[id(node)] = read
+            else:
+                stack.extend(reversed(children(node)))
+    return tuple(found.values())
+
+
+def find_tile_nodes(reads: tuple[StagedRead, ...]) -> frozenset[int]:
+    """Reads, by id, of which whole tiles are copied."""
+    return frozenset(id(read.node) for read in reads if read.pattern is Pattern.TILE)
+
+
+def _as_staged(node: Expr, attention: Attention) -> StagedRead | None:
+    if "s" in (names := symbols(node)) or not names & _PAIR:
+        return None
+    if expr_type(node) is ScalarType.FLOAT and _is_dear(node):
+        if not names & ROWS:
+            return StagedRead(node, Pattern.KEYS, _FLOAT_BYTES)
+        if _moves(node) == 0:
+            return StagedRead(node, Pattern.DIAGONAL, _FLOAT_BYTES)
+    return _as_tile(node, attention) if isinstance(node, Load) else None
+
+
+def _as_tile(node: Load, attention: Attention) -> StagedRead | None:
+    element = attention.tensor(node.tensor).element
+    growths = [(growth_of(i, ROWS), growth_of(i, KEYS)) for i in node.indices]
+    walked = [i for i, growth in enumerate(growths) if growth != (0, 0)]
+    if element.bytes > _MOST_BYTES:
+        return None
+    match [growths[i] for i in walked]:
+        case [(1, 0), (0, 1)]:
+            return StagedRead(node, Pattern.TILE, element.bytes, *walked)
+        case [(0, 1), (1, 0)]:
+            return StagedRead(node, Pattern.TILE, element.bytes, walked[1], walked[0])
+        case _:
+            return None
+
+
+def _is_dear(e: Expr) -> bool:
+    """Whether it reads or computes, for each pair, more than additions and products."""
+    for node in postorder(e):
+        match node:
+            case Call(function) if function in _CHEAP:
+                continue
+            case Load() | Call() | Binary(BinaryOp.DIV | BinaryOp.FLOORDIV | BinaryOp.MOD):
+                if symbols(node) & _PAIR:
+                    return True
+    return False
+
+
+def _moves(e: Expr) -> int | None:
+    """What an expression gains from a pair to the one a row and a key further on; None: unknown."""
+    gains: dict[int, int | None] = {}
+    for node in postorder(e):
+        below = [gains[id(child)] for child in children(node)]
+        gains[id(node)] = _gain(node, below)
+    return gains[id(e)]
+
+
+def _gain(node: Expr, below: list[int | None]) -> int | None:
+    match node, below:
+        case Symbol(name), _:
+            return 1 if name in _PAIR else 0
+        case Const() | Let(), [*inner]:
+            return inner[0] if inner else 0
+        case Binary(BinaryOp.ADD), [int(a), int(b)]:
+            return a + b
+        case Binary(BinaryOp.SUB), [int(a), int(b)]:
+            return a - b
+        case Compare(), [int(a), int(b)] if a == b:
+            return 0
+        case _:
+            return 0 if all(gain == 0 for gain in below) else None
+
+
+def staged_bytes(reads: tuple[StagedRead, ...], tile_q: int, tile_kv: int) -> int:
+    """Bytes of shared memory for one step."""
+    return sum(_bytes_of(read, tile_q, tile_kv) for read in reads)
+
+
+def _bytes_of(read: StagedRead, tile_q: int, tile_kv: int) -> int:
+    match read.pattern:
+        case Pattern.TILE:
+            return tile_q * _pitch(read, tile_kv)
+        case Pattern.KEYS:
+            return _whole_chunks(tile_kv * read.element_bytes)
+        case Pattern.DIAGONAL:
+            return _whole_chunks((tile_q + tile_kv) * read.element_bytes)
+
+
+def _pitch(read: StagedRead, tile_kv: int) -> int:
+    """Eight elements more than a row has, so that the rows of a read meet all banks."""
+    return tile_kv * read.element_bytes + max(_CHUNK, 8 * read.element_bytes)
+
+
+def _whole_chunks(size: int) -> int:
+    return -(-size // _CHUNK) * _CHUNK
+
+
+def name_staged(reads: tuple[StagedRead, ...], attention: Attention) -> dict[int, Emitted]:
+    """What score lines call instead of computing it, by the id of the node."""
+    return {
+        id(read.node): called(f"staged{i}(at)", _convert(read, attention)[0])
+        for i, read in enumerate(reads)
+    }
+
+
+def _convert(read: StagedRead, attention: Attention) -> tuple[str, str]:
+    """The C++ type of a value, and what makes it of what is stored."""
+    if isinstance(read.node, Load) and read.pattern is Pattern.TILE:
+        return convert_of(attention.tensor(read.node.tensor))
+    return "float", ""
+
+
+def print_staged(
+    reads: tuple[StagedRead, ...], attention: Attention, tile_q: int, tile_kv: int
+) -> Iterator[StagedText]:
+    """The values as text, one behind the other in shared memory."""
+    printer, offset = ExprPrinter(attention), 0
+    for read in reads:
+        is_tile = isinstance(read.node, Load) and read.pattern is Pattern.TILE
+        tile = read.node if is_tile else None
+        c_type, convert = _convert(read, attention)
+        bodies = [printer.print(index) for index in tile.indices] if tile else []
+        yield StagedText(
+            what=print_expr(read.node).splitlines()[-1],  # behind its lets
+            pattern=read.pattern.value,
+            c_element=C_ELEMENT[attention.tensor(tile.tensor).element.name] if tile else "float",
+            c_type=c_type,
+            convert=convert,
+            element_bytes=read.element_bytes,
+            value=None if tile else formula(printer, read.node),
+            tensor=tile.tensor if tile else "",
+            variables=tuple({v.name: v for body in bodies for v in body.variables}.values()),
+            indices=tuple(body.text for body in bodies),
+            row_dim=read.row_dim,
+            key_dim=read.key_dim,
+            clamped=_clamped(read, tile, attention) if tile else (),
+            offset=offset,
+            pitch=_pitch(read, tile_kv),
+        )
+        offset += _bytes_of(read, tile_q, tile_kv)
+
+
+def _clamped(read: StagedRead, tile: Load, attention: Attention) -> tuple[int, ...]:
+    dims = attention.tensor(tile.tensor).dims
+    walked = (read.row_dim, read.key_dim)
+    return tuple(d for d in walked if not is_inside(tile.indices[d], dims[d]))

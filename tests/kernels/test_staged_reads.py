@@ -1,0 +1,146 @@
+"""What score lines read of tensors through shared memory: tiles, keys and diagonals.
+
+Every pattern with either family of tensor cores, with elements of 1, 2 and 4 bytes, in arrays that
+can be copied 16 bytes at a time and in others, with indices that leave the array.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import attngen
+from attngen import targets
+from attngen.codegen.staged_reads import Pattern, find_staged_reads
+from attngen.compiler import lower_program
+from attngen.ir.types import FLOATING
+
+B, H, ROWS, KEYS, D = 2, 2, 150, 200, 64
+STORED = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A declaration of `x`, score lines, and the array; `patterns` is what is staged."""
+
+    declared: str
+    score: str
+    shape: tuple[int, ...]
+    patterns: tuple[Pattern, ...]
+    mask: str = ""
+    order: tuple[int, ...] | None = None
+    """The dimensions in memory, outermost first, where it is not as written."""
+    pad: int = 0
+    """Elements that follow each row."""
+    shift: int = 0
+    """Elements before the first one."""
+
+    @property
+    def dtype(self) -> str:
+        return self.declared.partition("[")[0]
+
+    def array(self) -> np.ndarray:
+        rng = np.random.default_rng(5)
+        order = self.order or tuple(range(len(self.shape)))
+        outer = [self.shape[i] for i in order]
+        outer[-1] += self.pad
+        flat = self.values(rng, int(np.prod(outer)) + self.shift)[self.shift :]
+        memory = flat.reshape(outer)[..., : self.shape[order[-1]]]
+        return memory.transpose(np.argsort(order))
+
+    def values(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        match self.dtype:
+            case "bool":
+                return rng.random(count) < 0.7
+            case "int8" | "int32":
+                return rng.integers(0, 5, count).astype(self.dtype)
+            case _:
+                return rng.standard_normal(count).astype(STORED[self.dtype])
+
+
+TILE, ONE, DIAGONAL = (Pattern.TILE,), (Pattern.KEYS,), (Pattern.DIAGONAL,)
+CASES = {
+    "tile": Case("bf16[Sq, Skv]", "s + x[q, kv]", (ROWS, KEYS), TILE),
+    "tile of heads": Case("fp16[B, Hq, Sq, Skv]", "s + x[b, h, q, kv]", (B, H, ROWS, KEYS), TILE),
+    "tile of fp32": Case("fp32[Hq, Sq, Skv]", "s * x[h, q, kv]", (H, ROWS, KEYS), TILE, "causal"),
+    "tile of bytes": Case("int8[Sq, Skv]", "s + 0.5 * x[q, kv]", (ROWS, KEYS), TILE),
+    "tile of truth": Case(
+        "bool[Sq, Skv]", "where(x[q, kv], s, s - 1.0)", (ROWS, KEYS), TILE, "window(left = 70, right = 9)"
+    ),
+    "tile by keys": Case("bf16[Skv, Sq]", "s + x[kv, q]", (KEYS, ROWS), TILE),
+    "tile of heads in memory last": Case(
+        "fp32[Hq, Sq, Skv]", "s + x[h, q, kv]", (H, ROWS, KEYS), TILE, order=(1, 2, 0)
+    ),
+    "tile with odd rows": Case("bf16[Sq, Skv]", "s + x[q, kv]", (ROWS, KEYS), TILE, pad=3),
+    "tile with long rows": Case("bf16[Sq, Skv]", "s + x[q, kv]", (ROWS, KEYS), TILE, "causal", pad=8),
+    "tile at an odd address": Case("fp32[Sq, Skv]", "s + x[q, kv]", (ROWS, KEYS), TILE, shift=1),
+    "tile that is too small": Case("bf16[N, M]", "s + x[q, kv]", (100, 120), TILE, "q < 100 and kv < 120"),
+    "tile behind an offset": Case("bf16[N, M]", "s + x[q + 8, kv - 16]", (400, 400), TILE, "kv >= 16"),
+    "tile of the aligned row": Case("fp32[Skv, Skv]", "s + x[qpos, kv]", (KEYS, KEYS), TILE),
+    "keys": Case("fp32[B, Skv]", "s + x[b, kv]", (B, KEYS), ONE, "causal"),
+    "keys of 16 bits": Case("fp16[Hq, Skv]", "s * x[h, kv]", (H, KEYS), ONE),
+    "keys outside": Case("bf16[N]", "s + x[kv - 30]", (60,), ONE, "kv >= 30 and kv < 90"),
+    "diagonal": Case("fp32[Hq, N]", "s + x[h, q - kv + 100]", (H, 220), DIAGONAL, "abs(q - kv) <= 99"),
+    "diagonal backwards": Case("bf16[N]", "s + x[kv - q + 149]", (349,), DIAGONAL),
+    "two at once": Case(
+        "bf16[Sq, Skv]", "s + x[q, kv] * x[0, kv]", (ROWS, KEYS), (*TILE, *ONE), "kv % 3 != 0 or kv < qpos"
+    ),
+    "keys that take a while": Case("fp32[B, Skv]", "s + log(1.5 + exp(x[b, kv]))", (B, KEYS), ONE),
+    "diagonal of a bucket": Case(
+        "fp32[N, Hq]", "s + x[min(abs(kv - qpos) // 8, 11), h]", (12, H), DIAGONAL, "causal"
+    ),
+    "diagonal without a tensor": Case("bf16[N]", "s - log(1.0 + 0.1 * abs(kv - q))", (1,), DIAGONAL),
+    "read by read": Case("int32[Sq, Skv]", "s + 0.25 * x[x[q, kv], kv]", (ROWS, KEYS), TILE),
+}  # fmt: skip
+OF_WGMMA = (
+    "tile of heads", "tile of fp32", "tile of truth", "tile with odd rows", "tile that is too small",
+    "keys outside", "diagonal", "read by read",
+)  # fmt: skip
+"""What is copied by a warp that serves; the rest is the same text in both families."""
+RUNS = [*((n, "forward_mma") for n in CASES), *((n, "forward_wgmma") for n in OF_WGMMA)]
+NOT_STAGED = ("s + x[q, 0]", "s + x[q // 2, kv]", "s + x[kv + q, 0]", "s + x[q, q - kv]", "s + 0.5 * abs(q - kv)")
+
+
+def text_of(case: Case) -> str:
+    mask = f"mask {case.mask}\n" if case.mask else ""
+    return f"attention a {{\ntensor x : {case.declared}\nscore {case.score}\n{mask}output o, lse\n}}\n"
+
+
+def find(text: str) -> tuple[Pattern, ...]:
+    checked = attngen.compile_text(text, engine="numpy").checked
+    lowered = lower_program(checked, FLOATING["bf16"], (D, D), targets.get("sm_80"))
+    return tuple(read.pattern for read in find_staged_reads(lowered.program.attention))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_staged(name: str) -> None:
+    assert find(text_of(CASES[name])) == CASES[name].patterns
+
+
+@pytest.mark.parametrize("score", NOT_STAGED)
+def test_other_reads_stay_where_they_are(score: str) -> None:
+    assert find(f"attention a {{\ntensor x : fp32[N, M]\nscore {score}\n}}\n") == ()
+
+
+def test_what_the_mask_reads_too_stays_where_it_is() -> None:
+    shared = "let bias = x[q, kv]\nscore s + bias\nmask bias > 0.0\n"
+    assert find(f"attention a {{\ntensor x : fp32[Sq, Skv]\n{shared}}}\n") == ()
+
+
+@pytest.mark.parametrize(("name", "family"), RUNS)
+def test_results(name: str, family: str, host_compiler: None) -> None:
+    case, rng = CASES[name], np.random.default_rng(1)
+    shapes = ((B, H, ROWS, D), (B, 1, KEYS, D), (B, 1, KEYS, D))
+    given = [rng.standard_normal(shape).astype(np.float16) for shape in shapes]
+    kernel = attngen.compile_text(
+        text_of(case), engine="cpu", schedule=f"kernel {family}", arch="sm_90a"
+    )
+    x = case.array()
+    right = attngen.reference(kernel.unit, *given, tensors={"x": x})
+    o, lse = kernel(*given, x=x)
+    assert right.accepts_o(o).all()
+    assert right.accepts_lse(lse).all()
