@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from attngen.cpu.mutate import Mutant, MutantKind, Verdict, mutants, run_mutants
 from tests.goldens import GOLDENS, Golden
-from tests.mutation import Work, check_library, complain_of_other_work, key_of, prepare
+from tests.judge import Work, check_library, complain_of_other_work, prepare
+from tests.mutation import Key, Tried, figures_of, key_of, line_of, lines_of, read_record
 from tests.tile_probe import with_probe
 
 NAMES = ("ragged_prefill_bf16_d20_v12", "causal_fp32_d24_v20_keys_outside")
@@ -66,6 +68,44 @@ def test_equal_lines_are_one_mutant_only_at_the_same_place_of_a_function() -> No
         ("AG_DEVICE void f", 0, "0"),
         ("AG_DEVICE void f", 0, "<"),
     ]
+
+
+def a_key(after: str) -> Key:
+    return Key("AG_DEVICE void f", 1, "a = 1 + 2;", 5, "1", after)
+
+
+PLACES = {a_key(str(i)): ["small", "large"] for i in range(6)}
+TRIED = [
+    Tried(a_key("0"), "small", Verdict.SURVIVED, "the check passes", 1.0),
+    Tried(a_key("0"), "large", Verdict.KILLED, "AssertionError: o is wrong", 1.0),
+    Tried(a_key("1"), "small", Verdict.EQUIVALENT, "the same machine code", 1.0),
+    Tried(a_key("1"), "large", Verdict.SURVIVED, "the check passes", 1.0),
+    Tried(a_key("2"), "small", Verdict.SURVIVED, "the check passes", 1.0),
+    Tried(a_key("3"), "small", Verdict.EQUIVALENT, "the same machine code", 1.0),
+    Tried(a_key("3"), "large", Verdict.UNBUILDABLE, "an error", 1.0),
+    Tried(a_key("4"), "small", Verdict.KILLED, "shared_race: x.cu:1: thread 2", 1.0),
+]
+
+
+def test_what_is_still_to_be_tried_is_neither_noticed_nor_a_survivor() -> None:
+    figures = figures_of(PLACES, TRIED)
+    assert [key.after for key in figures.noticed] == ["0", "4"]
+    assert {key.after: names for key, names in figures.survived.items()} == {"1": ("large",)}
+    assert [key.after for key in figures.equivalent] == ["3"]
+    assert [key.after for key in figures.open] == ["2", "5"]
+    assert figures.judged == 3
+    assert not figures.is_good
+    text = "\n".join(lines_of(figures, PLACES))
+    assert "1 survived (33.3% of those judged)" in text
+    assert "2 not judged, or not in every golden: there was no time" in text
+    assert "1 noticed by o is wrong" in text
+    assert "1 noticed by a fault: shared_race" in text
+
+
+def test_a_record_of_a_stopped_run_is_read_without_its_last_half_of_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "record.jsonl"
+    file.write_text('{"judge": "x"}\n' + "".join(map(line_of, TRIED)) + '{"key": [')
+    assert read_record(file) == ({"judge": "x"}, TRIED)
 
 
 def is_one_more_tile(mutant: Mutant) -> bool:
