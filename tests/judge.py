@@ -31,6 +31,7 @@ from attngen.partial import PartialState
 from tests.goldens import Golden, Problem, make_problem
 from tests.gpu.verify_goldens import reference_of
 from tests.tile_probe import has_tiles, probe_of, with_probe
+from tests.witnesses import Witness
 
 
 @dataclass(frozen=True)
@@ -49,23 +50,8 @@ class Trial:
 
 
 def prepare(golden: Golden) -> list[Trial]:
-    """Hardly any keys, tile + 1, whole tiles, a tile of rows that sees one key, more key tiles than
-    a warp has lanes or a block of two warps has threads, many tiles.
-
-    Under a causal mask the last row of a tile of rows sees whole tiles of keys, one key more, or
-    all but the last two.  Dead keys hold NaN, and so does one row of the query.
-    """
+    """Problems with their answers, and with the work of the golden.  Dead keys hold NaN."""
     rendered = golden.render()
-    tile_q, tile_kv = rendered.launch.tiles.tile_q, rendered.launch.tiles.tile_kv
-    rows, tiles = 3 * tile_q + 5, 66 if rendered.launch.threads == 64 else 34
-    sizes = [
-        ("whole", 7, 3),
-        ("whole", tile_q + 1, tile_kv + 1),
-        ("longer rows", 2 * tile_q, 2 * tile_kv),
-        ("wide rows", rows, tile_q + 6),
-        ("every other", 5, tiles * tile_kv + 29),
-        ("whole", rows + 1, 5 * tile_kv + 4),
-    ]
     library = build_library(
         with_probe(rendered, rendered.source),
         cache_dir=Path(tempfile.gettempdir(), "attngen-goldens"),
@@ -73,10 +59,7 @@ def prepare(golden: Golden) -> list[Trial]:
     )
     unused = golden.render()  # what ran once holds what cannot go to another process
     trials = []
-    for layout, rows, keys in sizes:
-        problem = make_problem(golden, rows, keys)
-        problem.q[0, 0, rows // 2] = np.nan
-        set_keys_apart(problem, tile_kv)
+    for layout, problem in problems_of(golden, rendered):
         right = reference_of(golden, problem)
         poison_dead_keys(rendered.program.attention, problem)
         trial = Trial(rendered, problem, right, layout)
@@ -84,6 +67,40 @@ def prepare(golden: Golden) -> list[Trial]:
         answers, work = ask_about_tiles(golden, trial, library), tuple(work for _, work in parts)
         trials.append(replace(trial, rendered=unused, answers=answers, work=work))
     return trials
+
+
+def problems_of(golden: Golden, rendered: Rendered) -> Iterator[tuple[str, Problem]]:
+    """Hardly any keys, tile + 1, whole tiles, a tile of rows that sees one key, more key tiles than
+    a warp has lanes or a block of two warps has threads, many tiles; and how the output lies.
+
+    Under a causal mask the last row of a tile of rows sees whole tiles of keys, one key more, or
+    all but the last two.  One row of the query is NaN.
+    """
+    if isinstance(golden, Witness):
+        yield from (("whole", problem) for problem in golden.problems(golden))
+        return
+    tile_q, tile_kv = rendered.launch.tiles.tile_q, rendered.launch.tiles.tile_kv
+    many, tiles = 3 * tile_q + 5, 66 if rendered.launch.threads == 64 else 34
+    for layout, rows, keys in (
+        ("whole", 7, 3),
+        ("whole", tile_q + 1, tile_kv + 1),
+        ("longer rows", 2 * tile_q, 2 * tile_kv),
+        ("wide rows", many, tile_q + 6),
+        ("every other", 5, tiles * tile_kv + 29),
+        ("whole", many + 1, 5 * tile_kv + 4),
+    ):
+        problem = make_problem(golden, rows, keys)
+        problem.q[0, 0, rows // 2] = np.nan
+        set_keys_apart(problem, tile_kv)
+        let_a_head_see_all_blocks(problem)
+        yield layout, problem
+
+
+def let_a_head_see_all_blocks(problem: Problem) -> None:
+    """However many of them a tile has, all are the same."""
+    select = problem.named.get("select")
+    if select is not None:
+        select[:, -1] = True
 
 
 def set_keys_apart(problem: Problem, tile_kv: int) -> None:
@@ -98,15 +115,11 @@ def set_keys_apart(problem: Problem, tile_kv: int) -> None:
 def poison_dead_keys(attention: Attention, problem: Problem) -> None:
     """NaN in the keys and values that the mask itself takes away from every row."""
     alive = key_may_attend(attention)
-    B, Hq, Sq, _ = problem.q.shape
+    B, Hq, _, _ = problem.q.shape
     Hkv, Skv = problem.k.shape[1:3]
     seen = np.zeros((B, Hkv, Skv), bool)
     for b, h in np.ndindex(B, Hq):
-        known = {"B": B, "Hq": Hq, "Hkv": Hkv, "Sq": Sq, "Skv": Skv, "b": b, "h": h}
-        known["hkv"] = h // (Hq // Hkv)
-        known |= {n: x for n, x in problem.named.items() if not isinstance(x, np.ndarray)}
-        at: dict[str, Any] = {n: np.asarray(x) for n, x in known.items()}
-        data = {n: x for n, x in problem.named.items() if isinstance(x, np.ndarray)}
+        at, data = known_of_head(problem, b, h)
         for length, e in (("Sq", attention.length_q), ("Skv", attention.length_kv)):
             if e is not None:
                 at[length] = np.int64(evaluate(e, at, data).data)
@@ -116,6 +129,27 @@ def poison_dead_keys(attention: Attention, problem: Problem) -> None:
             is_alive = is_alive & evaluate(alive, {**at, "kv": kv}, data).data
         seen[b, h // (Hq // Hkv)] |= is_alive
     problem.k[~seen] = problem.v[~seen] = np.nan
+
+
+def known_of_head(problem: Problem, b: int, h: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What expressions know of a (batch, head) pair: numbers, and tensors."""
+    B, Hq, Sq, _ = problem.q.shape
+    Hkv, Skv = problem.k.shape[1:3]
+    known = {"B": B, "Hq": Hq, "Hkv": Hkv, "Sq": Sq, "Skv": Skv, "b": b, "h": h}
+    known["hkv"] = h // (Hq // Hkv)
+    known |= {n: x for n, x in problem.named.items() if not isinstance(x, np.ndarray)}
+    data = {n: x for n, x in problem.named.items() if isinstance(x, np.ndarray)}
+    return {n: np.asarray(x) for n, x in known.items()}, data
+
+
+def sinks_of(attention: Attention, problem: Problem) -> np.ndarray | None:
+    """The logit per (batch, head) that joins a row's sum behind its keys."""
+    if attention.sink is None:
+        return None
+    sinks = np.zeros((*problem.q.shape[:2], 1), np.float32)
+    for b, h in np.ndindex(*problem.q.shape[:2]):
+        sinks[b, h] = evaluate(attention.sink, *known_of_head(problem, b, h)).data
+    return sinks
 
 
 def ask_about_tiles(golden: Golden, trial: Trial, library: Path) -> tuple[int, ...]:
@@ -137,11 +171,10 @@ class Run(NamedTuple):
 def runs_of(trial: Trial) -> list[Run]:
     keys = trial.problem.k.shape[2]
     whole = Run(Mode.RING, (0, keys))
-    if trial.rendered.program.attention.sink is not None:  # it would count once in each part
-        return [whole]
     group = 32 * trial.rendered.launch.tiles.tile_kv  # keys that are summarised ahead by one block
     if trial.rendered.program.workspaces and keys > group + 1:
-        cuts = ((0, group, keys), (0, group + 1, keys))
+        begin = 32 * group if keys > 32 * group else group  # and of those one thread looks at each
+        cuts = ((0, begin, keys), (0, begin + 1, keys))
         return [whole, Run(Mode.EAGER_LAST, cuts[0]), Run(Mode.EAGER, cuts[1])]
     return [whole, Run(Mode.EAGER_LAST, (0, keys // 2, keys))]
 
@@ -255,7 +288,7 @@ def run_part(golden: Golden, trial: Trial, library: Path, keys: tuple[int, int],
         return (o, lse, row_max), work
     if not attention.row_state.running_max:
         m, l = np.full(rows, -np.inf, np.float32), np.zeros(rows, np.float32)  # noqa: E741
-    return PartialState(attention.row_state, m, l, acc), work
+    return PartialState(attention.row_state, m, l, acc, sinks_of(attention, problem)), work
 
 
 def empty_output(shape: tuple[int, ...], dtype: Any, layout: str) -> np.ndarray:

@@ -41,6 +41,7 @@ from attngen.cpu.mutate import Judge, Mutant, Outcome, Verdict, mutants
 from tests.goldens import GOLDENS, Golden, digest
 from tests.judge import check_library, prepare
 from tests.tile_probe import with_probe
+from tests.witnesses import WITNESSES
 
 
 class Key(NamedTuple):
@@ -131,7 +132,7 @@ class Tried(NamedTuple):
 
 @dataclass(frozen=True)
 class Work:
-    """Goldens, cheapest first, and where each mutant is to be tried."""
+    """Goldens, cheapest first, then witnesses, and where each mutant of a golden is to be tried."""
 
     goldens: tuple[Golden, ...]
     places: Mapping[Key, tuple[Golden, ...]]
@@ -139,11 +140,16 @@ class Work:
     @classmethod
     def of(cls, goldens: Sequence[Golden]) -> Work:
         places: dict[Key, tuple[Golden, ...]] = {}
-        ordered = tuple(sorted(goldens, key=cost_of_check))
+        ordered = sorted(goldens, key=cost_of_check)
         for golden in ordered:
             for key in mutants_of(golden):
                 places[key] = (*places.get(key, ()), golden)
-        return cls(ordered, places)
+        families = {family_of(golden) for golden in goldens}
+        witnesses = [witness for witness in WITNESSES if family_of(witness) in families]
+        for witness in witnesses:
+            for key in mutants_of(witness).keys() & places.keys():
+                places[key] = (*places[key], witness)
+        return cls((*ordered, *witnesses), places)
 
     def after(self, tried: Sequence[Tried]) -> dict[Key, list[Golden]]:
         """Where the mutants that nothing has noticed so far are still to be tried."""
@@ -157,9 +163,13 @@ class Work:
         return {key: goldens for key, goldens in left.items() if goldens}
 
 
+def family_of(golden: Golden) -> str:
+    return golden.render().launch.family
+
+
 def mutants_of(golden: Golden) -> dict[Key, Mutant]:
     """Of equal ones the last, without their texts' probes."""
-    return {key_of(m): m for m in mutants(golden.path.read_text(encoding="utf-8"))}
+    return {key_of(m): m for m in mutants(golden.render().source)}
 
 
 class Judges:
@@ -181,7 +191,7 @@ class Judges:
         if time.monotonic() > self._deadline:
             raise TimeoutError
         rendered = golden.render()
-        text = with_probe(rendered, golden.path.read_text(encoding="utf-8"))
+        text = with_probe(rendered, golden.render().source)
         known = {
             key: replace(mutant, text=with_probe(rendered, mutant.text))
             for key, mutant in mutants_of(golden).items()
@@ -247,10 +257,12 @@ def try_all(
 
 def header_of(work: Work) -> dict[str, Any]:
     """What the outcomes of a file are about: texts, and what judges them."""
-    judge = hashlib.sha256(Path(__file__).with_name("judge.py").read_bytes())
+    judge = hashlib.sha256()
+    for name in ("judge.py", "tile_probe.py", "witnesses.py", "goldens.py"):
+        judge.update(Path(__file__).with_name(name).read_bytes())
     for text in host_headers().values():
         judge.update(text.encode())
-    texts = {g.name: digest(g.path.read_text(encoding="utf-8")) for g in work.goldens}
+    texts = {g.name: digest(g.render().source) for g in work.goldens}
     places = [[key, [work.goldens.index(g) for g in at]] for key, at in work.places.items()]
     header = {"judge": judge.hexdigest(), "texts": texts, "mutants": places}
     return json.loads(json.dumps(header))  # as it is read from a file
@@ -392,7 +404,7 @@ def main() -> int:
                 golden
                 for golden in GOLDENS
                 if (not given.golden or golden.name in given.golden)
-                and given.family in (None, golden.render().launch.family)
+                and given.family in (None, family_of(golden))
             ]
         )
         header, tried = header_of(work), []
