@@ -34,7 +34,7 @@ class Witness(Golden):
 
 
 _TEXT = """attention kept_documents {
-    heads     q = 2, kv = 1
+    heads     q = 1, kv = 1
     tensor    doc : int32[B, Skv]
     tensor    keep : bool[B, Skv]
     mask      keep[b, kv] and doc[b, qpos] == doc[b, kv]

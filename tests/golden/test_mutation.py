@@ -16,6 +16,7 @@ from tests.goldens import GOLDENS, Golden
 from tests.judge import Work, check_library, complain_of_other_work, prepare
 from tests.mutation import Key, Tried, figures_of, key_of, line_of, lines_of, read_record
 from tests.tile_probe import with_probe
+from tests.witnesses import WITNESSES
 
 NAMES = ("ragged_prefill_bf16_d20_v12", "causal_fp32_d24_v20_keys_outside")
 SMALL = [g for g in GOLDENS if g.name in NAMES]
@@ -147,3 +148,23 @@ def test_a_full_tile_that_is_masked_all_the_same_is_noticed(
     check = partial(check_library, golden, prepare(golden))
     outcomes = run_mutants(with_probe(rendered, rendered.source), chosen, check, jobs=1)
     assert [o.how.partition(":")[2].strip() for o in outcomes] == [complaint]
+
+
+@pytest.mark.parametrize("witness", WITNESSES, ids=lambda w: w.name)
+def test_a_witness_notices_what_no_golden_shows(witness: Golden, host_compiler: None) -> None:
+    rendered = witness.render()
+    holes = [
+        ("AG_DEVICE void clear_dead_values", "key += 32", "1"),  # leaves out the first key
+        ("AG_DEVICE void clear_dead_values", "key += 32", "33"),  # leaves out the 33rd key
+        ("AG_DEVICE int next_group", "first += 32 * kGroupKv", "33"),  # leaves out a group
+    ]
+    chosen = [
+        replace(mutant, text=with_probe(rendered, mutant.text))
+        for mutant in mutants(rendered.source)
+        for function, piece, after in holes
+        if key_of(mutant).function == function and piece in mutant.source and mutant.after == after
+    ]
+    assert len(chosen) == len(holes)
+    check = partial(check_library, witness, prepare(witness))
+    outcomes = run_mutants(with_probe(rendered, rendered.source), chosen, check, jobs=2)
+    assert [o.verdict for o in outcomes] == [Verdict.KILLED] * len(holes)
