@@ -92,15 +92,9 @@ def problems_of(golden: Golden, rendered: Rendered) -> Iterator[tuple[str, Probl
         problem = make_problem(golden, rows, keys)
         problem.q[0, 0, rows // 2] = np.nan
         set_keys_apart(problem, tile_kv)
-        let_a_head_see_all_blocks(problem)
+        if "prompt_length" in problem.named:  # a sequence without a prompt
+            problem.named["prompt_length"][0] = 0
         yield layout, problem
-
-
-def let_a_head_see_all_blocks(problem: Problem) -> None:
-    """However many of them a tile has, all are the same."""
-    select = problem.named.get("select")
-    if select is not None:
-        select[:, -1] = True
 
 
 def set_keys_apart(problem: Problem, tile_kv: int) -> None:

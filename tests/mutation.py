@@ -73,7 +73,6 @@ def key_of(mutant: Mutant) -> Key:
 
 
 _CLAMPED = "what is clamped behind it, or compared with 1, comes out the same"
-_FAR = "not equivalent: it takes more than 65 536 keys with tiles of 64, and no trial has so many"
 
 EXPLAINED = {
     ("constexpr int kTerms", "n + 1"): "a sum in parts is right with any number of terms",
@@ -87,13 +86,10 @@ EXPLAINED = {
     ("return ag_max(ag_max(ag_clamp(ag_floordiv(let_shared_10, 7)", "2"): _CLAMPED,
     ("return ag_max(ag_max(ag_clamp(ag_floordiv(let_shared_10, 7)", "6"): _CLAMPED,
     ("wanted = others != 0", "1"): "what is read for no tile is used by none",
-    ("if (left <= 32 * kGroupKv) return end", "<"): "the next round has no group",
-    ("if (left <= 32 * kGroupKv) return end", "33"): _FAR,
-    ("first += 32 * kGroupKv", "33"): _FAR,
     ("int first = key < end ?", "<="): "a tile that no row sees is classified once more",
     ("first < end) first = next_group", "<="): "from the end on no group is found",
     ("int low = 1, high = 0;", "2"): "the first element is at most 1",
-    ("ag_i64 left = 64;", "65"): "not equivalent: no trial has a box of exactly 65 elements",
+    ("left /= high3 - low3 + 1;", "2"): "behind the last dimension nothing asks what is left",
     ("if (high2 - low2 >= left) return;", ">"): "no tile of 64 rows has 65 blocks of rows",
 }
 """Why a mutant survives, by a piece of its line and what was put there."""

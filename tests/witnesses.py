@@ -1,8 +1,8 @@
 """Small kernels that are judged beside the goldens: what their lines can do wrong and no golden
 shows.
 
-A golden has dead keys only before or behind all others, and none has tiles so small that a list
-of more than 32 groups of them is cheap.
+A golden has dead keys only before or behind all others, none has heads so few that more than 32
+groups of key tiles are cheap, and a tile of one meets 25 blocks at most.
 """
 
 from __future__ import annotations
@@ -33,11 +33,20 @@ class Witness(Golden):
         )
 
 
-_TEXT = """attention kept_documents {
+_KEPT_DOCUMENTS = """attention kept_documents {
     heads     q = 1, kv = 1
     tensor    doc : int32[B, Skv]
     tensor    keep : bool[B, Skv]
     mask      keep[b, kv] and doc[b, qpos] == doc[b, kv]
+    output    o, lse
+}
+"""
+
+
+_SMALL_BLOCKS = """attention small_blocks {
+    heads     q = 1, kv = 1
+    tensor    select : bool[B, NB, NB]
+    mask      select[b, qpos // 4, kv // 4]
     output    o, lse
 }
 """
@@ -61,15 +70,30 @@ def problems_of_kept_documents(witness: Witness) -> Iterator[Problem]:
     yield Problem(problem.q[:1], problem.k[:1], problem.v[:1], named)
 
 
+def problems_of_small_blocks(witness: Witness) -> Iterator[Problem]:
+    """The first 16 rows lie in 5 blocks of rows, the keys in 13: one element more than are looked
+    at.  They are all the same."""
+    problem = make_problem(witness, 17, 52)
+    problem.named["select"][...] = True
+    yield problem
+
+
+_SMALL = ("", "sm_80", "fp16", (16, 16))
+_SMALL_TILES = "kernel forward_mma; tile q = 16, kv = 64; warps 1; stages 1"
+
 WITNESSES = (
     Witness(
         "kept_documents",
-        "",
-        "sm_80",
-        "fp16",
-        (16, 16),
-        "kernel forward_mma; tile q = 16, kv = 64; warps 1; stages 1",
-        text=_TEXT,
+        *_SMALL,
+        _SMALL_TILES,
+        text=_KEPT_DOCUMENTS,
         problems=problems_of_kept_documents,
+    ),
+    Witness(
+        "small_blocks",
+        *_SMALL,
+        _SMALL_TILES,
+        text=_SMALL_BLOCKS,
+        problems=problems_of_small_blocks,
     ),
 )
