@@ -204,6 +204,11 @@ class Judges:
         self._processes.shutdown(cancel_futures=True)
 
 
+_ONE_BY_ONE = 3
+"""Goldens that a mutant is tried in one after the other; what survives is tried in all others at
+once, or it alone would be what a run with many jobs ends with."""
+
+
 def try_all(
     work: Work,
     tried: Sequence[Tried],
@@ -234,6 +239,7 @@ def try_all(
         try:
             order = sorted(left, key=lambda key: work.goldens.index(left[key][0]))
             pending = {pool.submit(try_one, key, left[key].pop(0)): key for key in order}
+            tries: Counter[Key] = Counter()
             while pending:
                 done, _ = wait(pending, return_when=FIRST_COMPLETED)
                 for future in done:
@@ -241,8 +247,12 @@ def try_all(
                     if one is None:
                         continue
                     report(one)
-                    if one.verdict is not Verdict.KILLED and left[key]:
-                        pending[pool.submit(try_one, key, left[key].pop(0))] = key
+                    if one.verdict is Verdict.KILLED:
+                        left[key] = []
+                    tries[key] += 1
+                    count = 1 if tries[key] < _ONE_BY_ONE else len(left[key])
+                    now, left[key] = left[key][:count], left[key][count:]
+                    pending |= {pool.submit(try_one, key, golden): key for golden in now}
         finally:
             pool.shutdown(cancel_futures=True)
             judges.close()
@@ -353,9 +363,11 @@ def way_of(how: str) -> str:
 
 def lines_of(figures: Figures, places: Mapping[Key, Sequence[str]]) -> Iterator[str]:
     """The figures as text: totals, what noticed, golden by golden, and each survivor."""
-    goldens = {name for names in places.values() for name in names}
+    witnesses = {witness.name for witness in WITNESSES}
+    goldens = {name for names in places.values() for name in names} - witnesses
+    alone = sum(one.golden in witnesses for one in figures.noticed.values())
     yield f"{len(places)} distinct mutants of {len(goldens)} goldens, {figures.judged} judged"
-    yield f"{len(figures.noticed)} noticed"
+    yield f"{len(figures.noticed)} noticed, {alone} of them by a witness alone"
     yield f"{len(figures.survived)} survived ({figures.share:.1%} of those judged)"
     yield f"{len(figures.equivalent)} the same machine code, or no C++"
     yield f"{len(figures.open)} not judged, or not in every golden: there was no time"

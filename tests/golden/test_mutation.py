@@ -5,16 +5,27 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from attngen.cpu.mutate import Mutant, MutantKind, Verdict, mutants, run_mutants
+from attngen.cpu.mutate import Mutant, MutantKind, Outcome, Verdict, mutants, run_mutants
+from tests import mutation
 from tests.goldens import GOLDENS, Golden
 from tests.judge import Work, check_library, complain_of_other_work, prepare
-from tests.mutation import Key, Tried, figures_of, key_of, line_of, lines_of, read_record
+from tests.mutation import (
+    Key,
+    Tried,
+    figures_of,
+    key_of,
+    line_of,
+    lines_of,
+    read_record,
+    try_all,
+)
 from tests.tile_probe import with_probe
 from tests.witnesses import WITNESSES
 
@@ -107,6 +118,37 @@ def test_a_record_of_a_stopped_run_is_read_without_its_last_half_of_a_line(tmp_p
     file = tmp_path / "record.jsonl"
     file.write_text('{"judge": "x"}\n' + "".join(map(line_of, TRIED)) + '{"key": [')
     assert read_record(file) == ({"judge": "x"}, TRIED)
+
+
+class FalseJudges:
+    """Mutant 0 is noticed in the first golden, 1 in the last one, and others nowhere."""
+
+    def __init__(self, goldens: list[Golden], *_: object) -> None:
+        self.goldens = goldens
+
+    def judge(self, golden: Golden, key: Key) -> Outcome:
+        where = {"0": self.goldens[0], "1": self.goldens[-1]}.get(key.after)
+        verdict = Verdict.KILLED if golden is where else Verdict.SURVIVED
+        return Outcome(mutants(TWO_TEXTS[0])[0], verdict, "said so")
+
+    def close(self) -> None: ...
+
+
+def test_a_mutant_is_tried_until_it_is_noticed_and_a_run_goes_on_where_one_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mutation, "Judges", FalseJudges)
+    goldens = GOLDENS[:6]
+    work = mutation.Work(goldens, {a_key(str(i)): goldens for i in range(3)})
+    whole: list[Tried] = []
+    try_all(work, [], whole.append, jobs=2, deadline=time.monotonic() + 60)
+    assert len(whole) == len({(one.key, one.golden) for one in whole}) == 1 + 6 + 6
+    assert sum(one.verdict is Verdict.KILLED for one in whole) == 2
+    rest: list[Tried] = []
+    try_all(work, whole[:5], rest.append, jobs=2, deadline=time.monotonic() + 60)
+    assert {(x.key, x.golden) for x in whole[:5] + rest} == {(x.key, x.golden) for x in whole}
+    assert len(rest) == len(whole) - 5
+    try_all(work, [], lambda one: pytest.fail("there was no time"), jobs=2, deadline=0.0)
 
 
 def is_one_more_tile(mutant: Mutant) -> bool:
