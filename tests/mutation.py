@@ -1,291 +1,47 @@
 """Mutation testing over the goldens: does the CPU run notice a broken kernel?
 
-    python -m tests.mutation [--family forward_simt] [--golden NAME]... [--jobs N]
+    python -m tests.mutation [--family NAME] [--golden NAME]... [--jobs N] [--budget S] [--out FILE]
+    python -m tests.mutation --figures FILE
 
-Breaks each golden in every small way (attngen/cpu/mutate.py), one at a time, and runs what
-comes out on the CPU: around tile sizes, whole and in parts, in two scheduling modes, with the
-race detector.  What a kernel does is compared with what the golden does, too.  A line that several
-goldens share is broken until one of them notices.
+Breaks each golden in every small way (attngen/cpu/mutate.py), one at a time, and judges what comes
+out (tests/judge.py).  A mutant that several goldens share is tried in one after the other until it
+is noticed, first in that which runs fastest, and all are tried once before any is tried a second
+time.  `--out` takes each outcome as it is known; a run with a file of the same texts and judge goes
+on where that one stopped.  `--figures` says what such a file holds.  When the budget is spent no
+mutant is begun any more: those that are left are counted as such, never as noticed.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
+import multiprocessing
+import os
 import re
 import sys
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    wait,
+)
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-import attngen
-from attngen.analysis.tile_classes import key_may_attend
-from attngen.api import _in_bhsd
-from attngen.backend.device import view
-from attngen.binding import Binding, bind, split_arguments
-from attngen.compiler import Rendered
-from attngen.cpu.build import build_library
-from attngen.cpu.mutate import Mutant, Outcome, Verdict, mutants, run_mutants
-from attngen.cpu.run import Mode, RunReport
-from attngen.engines.cpu_engine import run_on_host
-from attngen.engines.outputs import Outputs, workspace_shape
-from attngen.ir.attention import Attention
-from attngen.ir.semantics import evaluate
-from attngen.partial import PartialState
-from tests.goldens import GOLDENS, Golden, Problem, make_problem
-from tests.gpu.verify_goldens import reference_of
-from tests.tile_probe import has_tiles, probe_of, with_probe
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A problem with its answer; `o_layout` is how the output lies in memory.
-
-    `answers` is what it says about tiles, and `work` is what it does, run by run.
-    """
-
-    rendered: Rendered
-    problem: Problem
-    right: attngen.Reference
-    o_layout: str
-    answers: tuple[int, ...] = ()
-    work: tuple[Work, ...] = ()
-
-
-def prepare(golden: Golden) -> list[Trial]:
-    """Hardly any keys, tile + 1, whole tiles, a tile of rows that sees one key, more key tiles than
-    a warp has lanes or a block of two warps has threads, many tiles.
-
-    Under a causal mask the last row of a tile of rows sees whole tiles of keys, one key more, or
-    all but the last two.  Dead keys hold NaN, and so does one row of the query.
-    """
-    rendered = golden.render()
-    tile_q, tile_kv = rendered.launch.tiles.tile_q, rendered.launch.tiles.tile_kv
-    rows, tiles = 3 * tile_q + 5, 66 if rendered.launch.threads == 64 else 34
-    sizes = [
-        ("whole", 7, 3),
-        ("whole", tile_q + 1, tile_kv + 1),
-        ("longer rows", 2 * tile_q, 2 * tile_kv),
-        ("wide rows", rows, tile_q + 6),
-        ("every other", 5, tiles * tile_kv + 29),
-        ("whole", rows + 1, 5 * tile_kv + 4),
-    ]
-    library = build_library(
-        with_probe(rendered, rendered.source),
-        cache_dir=Path(tempfile.gettempdir(), "attngen-goldens"),
-        optimization=1,
-    )
-    unused = golden.render()  # what ran once holds what cannot go to another process
-    trials = []
-    for layout, rows, keys in sizes:
-        problem = make_problem(golden, rows, keys)
-        problem.q[0, 0, rows // 2] = np.nan
-        set_keys_apart(problem, tile_kv)
-        right = reference_of(golden, problem)
-        poison_dead_keys(rendered.program.attention, problem)
-        trial = Trial(rendered, problem, right, layout)
-        parts = [part for run in runs_of(trial) for part in run_all(golden, trial, library, run)]
-        answers, work = ask_about_tiles(golden, trial, library), tuple(work for _, work in parts)
-        trials.append(replace(trial, rendered=unused, answers=answers, work=work))
-    return trials
-
-
-def set_keys_apart(problem: Problem, tile_kv: int) -> None:
-    """Documents of one key, which is the first, one inside, or the last of a tile."""
-    doc = problem.named.get("doc")
-    for number, key in enumerate((0, min(32, tile_kv - 2), tile_kv - 1), start=1):
-        at = number * tile_kv + key
-        if doc is not None and at < doc.shape[1]:
-            doc[:, at] = 1000 + number
-
-
-def poison_dead_keys(attention: Attention, problem: Problem) -> None:
-    """NaN in the keys and values that the mask itself takes away from every row."""
-    alive = key_may_attend(attention)
-    B, Hq, Sq, _ = problem.q.shape
-    Hkv, Skv = problem.k.shape[1:3]
-    seen = np.zeros((B, Hkv, Skv), bool)
-    for b, h in np.ndindex(B, Hq):
-        known = {"B": B, "Hq": Hq, "Hkv": Hkv, "Sq": Sq, "Skv": Skv, "b": b, "h": h}
-        known["hkv"] = h // (Hq // Hkv)
-        known |= {n: x for n, x in problem.named.items() if not isinstance(x, np.ndarray)}
-        at: dict[str, Any] = {n: np.asarray(x) for n, x in known.items()}
-        data = {n: x for n, x in problem.named.items() if isinstance(x, np.ndarray)}
-        for length, e in (("Sq", attention.length_q), ("Skv", attention.length_kv)):
-            if e is not None:
-                at[length] = np.int64(evaluate(e, at, data).data)
-        kv = np.arange(Skv)
-        is_alive = kv < at["Skv"]
-        if alive is not None:
-            is_alive = is_alive & evaluate(alive, {**at, "kv": kv}, data).data
-        seen[b, h // (Hq // Hkv)] |= is_alive
-    problem.k[~seen] = problem.v[~seen] = np.nan
-
-
-def ask_about_tiles(golden: Golden, trial: Trial, library: Path) -> tuple[int, ...]:
-    """A checksum of the answers on the trial's problem, and what was read for them."""
-    if not has_tiles(trial.rendered):
-        return ()
-    probe = replace(trial, rendered=probe_of(trial.rendered))
-    _, work = run_part(golden, probe, library, (0, trial.problem.k.shape[2]), Mode.RING)
-    return (work.notes, *work.accesses)
-
-
-class Run(NamedTuple):
-    """All keys, cut into parts at `cuts`."""
-
-    mode: Mode
-    cuts: tuple[int, ...]
-
-
-def runs_of(trial: Trial) -> list[Run]:
-    keys = trial.problem.k.shape[2]
-    whole = Run(Mode.RING, (0, keys))
-    if trial.rendered.program.attention.sink is not None:  # it would count once in each part
-        return [whole]
-    group = 32 * trial.rendered.launch.tiles.tile_kv  # keys that are summarised ahead by one block
-    if trial.rendered.program.workspaces and keys > group + 1:
-        cuts = ((0, group, keys), (0, group + 1, keys))
-        return [whole, Run(Mode.EAGER_LAST, cuts[0]), Run(Mode.EAGER, cuts[1])]
-    return [whole, Run(Mode.EAGER_LAST, (0, keys // 2, keys))]
-
-
-def run_all(golden: Golden, trial: Trial, library: Path, run: Run) -> Iterator[tuple[Any, Work]]:
-    return (run_part(golden, trial, library, cut, run.mode) for cut in pairwise(run.cuts))
-
-
-def check_library(golden: Golden, trials: list[Trial], library: Path) -> None:
-    """Raise when a built kernel of this golden is wrong."""
-    for trial in trials:
-        answers = ask_about_tiles(golden, trial, library)
-        assert answers == trial.answers, "another answer about a tile or a key"
-    for trial in trials:
-        expected = iter(trial.work)
-        for run in runs_of(trial):
-            parts = []
-            for part, work in run_all(golden, trial, library, run):
-                complain_of_other_work(work, next(expected))
-                parts.append(part)
-            if len(parts) == 1:
-                complain_of_whole(trial.right, *parts[0])
-            else:
-                complain_of_merged(trial, *parts)
-
-
-def complain_of_whole(right: attngen.Reference, o: Any, lse: Any, row_max: Any) -> None:
-    assert right.accepts_o(o).all(), "o is wrong"
-    if right.lse is not None:
-        assert right.accepts_lse(lse).all(), "lse is wrong"
-        is_near = np.isclose(row_max, right.row_max, 1e-3, 1e-3, equal_nan=True)
-        assert is_near.all(), "row_max is wrong"
-
-
-def complain_of_merged(trial: Trial, one: PartialState, other: PartialState) -> None:
-    o, _ = one.merge(other).finalize()
-    assert trial.right.accepts_o(o.astype(trial.problem.q.dtype)).all(), "merged o is wrong"
-
-
-class Work(NamedTuple):
-    """What a run costs beside arithmetic."""
-
-    accesses: tuple[int, ...]
-    meetings: int
-    index_reads: int
-    notes: int
-    summaries: bytes
-
-    @classmethod
-    def of(cls, report: RunReport, summaries: bytes) -> Work:
-        accesses = (
-            report.global_loads,
-            report.global_stores,
-            report.shared_reads,
-            report.shared_writes,
-            report.shared_wavefronts,
-        )
-        return cls(accesses, report.meetings, report.index_reads, report.notes, summaries)
-
-
-def complain_of_other_work(found: Work, expected: Work) -> None:
-    """Raise when a kernel accesses memory otherwise than the golden, or works more.
-
-    A tile that is visited without need, or a conflict of banks, changes no result.  Nor does a tile
-    that is masked though all of its pairs attend: that is seen in what threads note for each other.
-    Fewer barriers are no complaint: what they are for is seen in races and results.
-    """
-    assert found.accesses == expected.accesses, "another number of accesses or wavefronts"
-    assert found.summaries == expected.summaries, "other summaries of keys"
-    assert found.notes == expected.notes, "other integers or words in shared memory"
-    assert found.meetings <= expected.meetings, "more barriers or warp collectives"
-    assert found.index_reads <= expected.index_reads, "more steps"
-
-
-def run_part(golden: Golden, trial: Trial, library: Path, keys: tuple[int, int], mode: Mode) -> Any:
-    """(o, lse, row_max) over all keys, or the row state over a part of them; and the work done."""
-    rendered, problem = trial.rendered, trial.problem
-    kernel = golden.kernel()
-    attention = kernel.attention
-    tensors, params = split_arguments(attention, problem.named)
-    whole = keys == (0, problem.k.shape[2])
-    binding: Binding = bind(
-        attention,
-        *(_in_bhsd(view(x, n), "bhsd") for n, x in zip("qkv", _operands(problem), strict=True)),
-        tensors={n: view(x, n) for n, x in tensors.items()},
-        params=params,
-        kv_range=None if whole else keys,
-    )
-    rows = problem.q.shape[:3]
-    o = empty_output((*rows, golden.head_dim[1]), problem.q.dtype, trial.o_layout)
-    lse, row_max, m, l = (np.full(rows, np.nan, np.float32) for _ in range(4))  # noqa: E741
-    acc = np.full((*rows, golden.head_dim[1]), np.nan, np.float32)
-    state = {"state_m": view(m, "m"), "state_l": view(l, "l"), "state_acc": view(acc, "acc")}
-    needs_state = bool(rendered.launch.workspaces) or not whole
-    outputs = Outputs(
-        o=view(o, "o") if whole else None,
-        lse=view(lse, "lse") if whole and attention.row_state.lse is not None else None,
-        row_max=view(row_max, "row_max") if whole else None,
-        **(state if needs_state else {}),
-    )
-    ends = np.zeros(0, np.int32)
-    if mode is not Mode.RING:  # and in the ring without what can be left out
-        for workspace in rendered.program.workspaces:
-            if workspace.name == "key_ends":
-                ends = np.full(workspace_shape(workspace, binding), -77, np.int32)
-                outputs = replace(outputs, key_ends=view(ends, "key_ends"))
-    report = run_on_host(rendered, binding, outputs, library, mode=mode, check=True)
-    assert report is not None
-    work = Work.of(report, ends.tobytes())
-    if whole:
-        return (o, lse, row_max), work
-    if not attention.row_state.running_max:
-        m, l = np.full(rows, -np.inf, np.float32), np.zeros(rows, np.float32)  # noqa: E741
-    return PartialState(attention.row_state, m, l, acc), work
-
-
-def empty_output(shape: tuple[int, ...], dtype: Any, layout: str) -> np.ndarray:
-    """An array full of NaN: contiguous, with rows at multiples of 8 bytes, a part of wider rows
-    that begins in the middle of 4 bytes, or every other element.
-    """
-    *outer, Dv = shape
-    match layout:
-        case "longer rows":
-            return np.full((*outer, Dv + 4), np.nan, dtype)[..., :Dv]
-        case "wide rows":
-            return np.full((*outer, Dv + 3), np.nan, dtype)[..., 1 : Dv + 1]
-        case "every other":
-            return np.full((*outer, 2 * Dv), np.nan, dtype)[..., ::2]
-        case _:
-            return np.full(shape, np.nan, dtype)
-
-
-def _operands(problem: Problem) -> tuple[Any, Any, Any]:
-    return problem.q, problem.k, problem.v
+from attngen.cpu.build import host_headers
+from attngen.cpu.mutate import Judge, Mutant, Outcome, Verdict, mutants
+from tests.goldens import GOLDENS, Golden, digest
+from tests.judge import check_library, prepare
+from tests.tile_probe import with_probe
+from tests.witnesses import WITNESSES
 
 
 class Key(NamedTuple):
@@ -317,7 +73,6 @@ def key_of(mutant: Mutant) -> Key:
 
 
 _CLAMPED = "what is clamped behind it, or compared with 1, comes out the same"
-_FAR = "not equivalent: it takes more than 65 536 keys with tiles of 64, and no trial has so many"
 
 EXPLAINED = {
     ("constexpr int kTerms", "n + 1"): "a sum in parts is right with any number of terms",
@@ -331,13 +86,10 @@ EXPLAINED = {
     ("return ag_max(ag_max(ag_clamp(ag_floordiv(let_shared_10, 7)", "2"): _CLAMPED,
     ("return ag_max(ag_max(ag_clamp(ag_floordiv(let_shared_10, 7)", "6"): _CLAMPED,
     ("wanted = others != 0", "1"): "what is read for no tile is used by none",
-    ("if (left <= 32 * kGroupKv) return end", "<"): "the next round has no group",
-    ("if (left <= 32 * kGroupKv) return end", "33"): _FAR,
-    ("first += 32 * kGroupKv", "33"): _FAR,
     ("int first = key < end ?", "<="): "a tile that no row sees is classified once more",
     ("first < end) first = next_group", "<="): "from the end on no group is found",
     ("int low = 1, high = 0;", "2"): "the first element is at most 1",
-    ("ag_i64 left = 64;", "65"): "not equivalent: no trial has a box of exactly 65 elements",
+    ("left /= high3 - low3 + 1;", "2"): "behind the last dimension nothing asks what is left",
     ("if (high2 - low2 >= left) return;", ">"): "no tile of 64 rows has 65 blocks of rows",
 }
 """Why a mutant survives, by a piece of its line and what was put there."""
@@ -361,11 +113,284 @@ def cost_of_check(golden: Golden) -> int:
     return tiles.tile_q * tiles.tile_kv * (attention.heads_q or 18)
 
 
-def most_telling(one: Outcome | None, other: Outcome) -> Outcome:
-    """The outcome that says more about a mutant that was tried in two goldens."""
-    order = (Verdict.UNBUILDABLE, Verdict.EQUIVALENT, Verdict.SURVIVED, Verdict.KILLED)
-    known = [outcome for outcome in (one, other) if outcome is not None]
-    return max(known, key=lambda outcome: order.index(outcome.verdict))
+# ---- trying them ----------------------------------------------------------------------------
+
+
+class Tried(NamedTuple):
+    """What became of a mutant in one golden."""
+
+    key: Key
+    golden: str
+    verdict: Verdict
+    how: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Work:
+    """Goldens, cheapest first, then witnesses, and where each mutant of a golden is to be tried."""
+
+    goldens: tuple[Golden, ...]
+    places: Mapping[Key, tuple[Golden, ...]]
+
+    @classmethod
+    def of(cls, goldens: Sequence[Golden]) -> Work:
+        places: dict[Key, tuple[Golden, ...]] = {}
+        ordered = sorted(goldens, key=cost_of_check)
+        for golden in ordered:
+            for key in mutants_of(golden):
+                places[key] = (*places.get(key, ()), golden)
+        families = {family_of(golden) for golden in goldens}
+        witnesses = [witness for witness in WITNESSES if family_of(witness) in families]
+        for witness in witnesses:
+            for key in mutants_of(witness).keys() & places.keys():
+                places[key] = (*places[key], witness)
+        return cls((*ordered, *witnesses), places)
+
+    def after(self, tried: Sequence[Tried]) -> dict[Key, list[Golden]]:
+        """Where the mutants that nothing has noticed so far are still to be tried."""
+        noticed = {one.key for one in tried if one.verdict is Verdict.KILLED}
+        known = {(one.key, one.golden) for one in tried}
+        left = {
+            key: [golden for golden in goldens if (key, golden.name) not in known]
+            for key, goldens in self.places.items()
+            if key not in noticed
+        }
+        return {key: goldens for key, goldens in left.items() if goldens}
+
+
+def family_of(golden: Golden) -> str:
+    return golden.render().launch.family
+
+
+def mutants_of(golden: Golden) -> dict[Key, Mutant]:
+    """Of equal ones the last, without their texts' probes."""
+    return {key_of(m): m for m in mutants(golden.render().source)}
+
+
+class Judges:
+    """A judge for each golden, made ready in the background, a few at a time."""
+
+    def __init__(self, goldens: Sequence[Golden], folder: Path, jobs: int, deadline: float) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["tests.judge"])
+        at_once = max(1, jobs // 4)
+        self._processes = ProcessPoolExecutor(at_once, context)
+        self._threads = ThreadPoolExecutor(at_once)
+        self._deadline = deadline
+        self._judges: dict[str, Future[tuple[Judge, dict[Key, Mutant]]]] = {
+            golden.name: self._threads.submit(self._make, golden, folder / golden.name)
+            for golden in goldens
+        }
+
+    def _make(self, golden: Golden, folder: Path) -> tuple[Judge, dict[Key, Mutant]]:
+        if time.monotonic() > self._deadline:
+            raise TimeoutError
+        rendered = golden.render()
+        text = with_probe(rendered, golden.render().source)
+        known = {
+            key: replace(mutant, text=with_probe(rendered, mutant.text))
+            for key, mutant in mutants_of(golden).items()
+        }
+        trials = self._processes.submit(prepare, golden).result()
+        return Judge(text, partial(check_library, golden, trials), folder), known
+
+    def judge(self, golden: Golden, key: Key) -> Outcome:
+        judge, known = self._judges[golden.name].result()
+        return judge.judge(known[key])
+
+    def close(self) -> None:
+        self._threads.shutdown(cancel_futures=True)
+        self._processes.shutdown(cancel_futures=True)
+
+
+_ONE_BY_ONE = 3
+"""Goldens that a mutant is tried in one after the other; what survives is tried in all others at
+once, or it alone would be what a run with many jobs ends with."""
+
+
+def try_all(
+    work: Work,
+    tried: Sequence[Tried],
+    report: Callable[[Tried], None],
+    *,
+    jobs: int,
+    deadline: float,
+) -> None:
+    """Tries what is left behind `tried`, and reports each outcome; none is begun behind `deadline`
+    (of `time.monotonic`)."""
+    left = work.after(tried)
+    needed = [golden for golden in work.goldens if any(golden in at for at in left.values())]
+    with tempfile.TemporaryDirectory(prefix="attngen-mutants-") as folder:
+        judges = Judges(needed, Path(folder), jobs, deadline)
+
+        def try_one(key: Key, golden: Golden) -> Tried | None:
+            start = time.monotonic()
+            if start > deadline:
+                return None
+            try:
+                outcome = judges.judge(golden, key)
+            except TimeoutError:
+                return None
+            seconds = round(time.monotonic() - start, 2)
+            return Tried(key, golden.name, outcome.verdict, outcome.how, seconds)
+
+        pool = ThreadPoolExecutor(jobs)  # takes what was submitted first
+        try:
+            order = sorted(left, key=lambda key: work.goldens.index(left[key][0]))
+            pending = {pool.submit(try_one, key, left[key].pop(0)): key for key in order}
+            tries: Counter[Key] = Counter()
+            while pending:
+                done, _ = wait(pending, return_when=FIRST_COMPLETED)
+                for future in done:
+                    key, one = pending.pop(future), future.result()
+                    if one is None:
+                        continue
+                    report(one)
+                    if one.verdict is Verdict.KILLED:
+                        left[key] = []
+                    tries[key] += 1
+                    count = 1 if tries[key] < _ONE_BY_ONE else len(left[key])
+                    now, left[key] = left[key][:count], left[key][count:]
+                    pending |= {pool.submit(try_one, key, golden): key for golden in now}
+        finally:
+            pool.shutdown(cancel_futures=True)
+            judges.close()
+
+
+# ---- what was found, in a file --------------------------------------------------------------
+
+
+def header_of(work: Work) -> dict[str, Any]:
+    """What the outcomes of a file are about: texts, and what judges them."""
+    judge = hashlib.sha256()
+    for name in ("judge.py", "tile_probe.py", "witnesses.py", "goldens.py"):
+        judge.update(Path(__file__).with_name(name).read_bytes())
+    for text in host_headers().values():
+        judge.update(text.encode())
+    texts = {g.name: digest(g.render().source) for g in work.goldens}
+    places = [[key, [work.goldens.index(g) for g in at]] for key, at in work.places.items()]
+    header = {"judge": judge.hexdigest(), "texts": texts, "mutants": places}
+    return json.loads(json.dumps(header))  # as it is read from a file
+
+
+class Record(NamedTuple):
+    header: dict[str, Any]
+    tried: list[Tried]
+
+
+def read_record(file: Path) -> Record:
+    """A line that a stopped run has not finished is left out."""
+    header, *lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    tried = []
+    for line in lines:
+        if line.endswith("\n"):
+            found = json.loads(line)
+            key, verdict = Key(*found.pop("key")), Verdict(found.pop("verdict"))
+            tried.append(Tried(key, verdict=verdict, **found))
+    return Record(json.loads(header), tried)
+
+
+def line_of(one: Tried) -> str:
+    return json.dumps({**one._asdict(), "verdict": one.verdict.value}) + "\n"
+
+
+# ---- figures --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Mutants by what became of them.
+
+    A survivor was tried in every golden that has it, and so was one that is the same machine code
+    in each of them; where there is still a golden to try it is `open`.
+    """
+
+    noticed: dict[Key, Tried]
+    survived: dict[Key, tuple[str, ...]]
+    equivalent: tuple[Key, ...]
+    open: tuple[Key, ...]
+
+    @property
+    def judged(self) -> int:
+        return len(self.noticed) + len(self.survived)
+
+    @property
+    def share(self) -> float:
+        return len(self.survived) / max(self.judged, 1)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether all are judged, at most 2 % survive, and each of them is explained."""
+        return not self.open and self.share <= 0.02 and all(map(explain, self.survived))
+
+
+def figures_of(places: Mapping[Key, Sequence[str]], tried: Sequence[Tried]) -> Figures:
+    by_key: dict[Key, dict[str, Tried]] = {key: {} for key in places}
+    for one in tried:
+        by_key[one.key][one.golden] = one
+    noticed, survived, same, still_open = {}, {}, [], []
+    for key, outcomes in by_key.items():
+        kills = [one for one in outcomes.values() if one.verdict is Verdict.KILLED]
+        passes = [one.golden for one in outcomes.values() if one.verdict is Verdict.SURVIVED]
+        if kills:
+            noticed[key] = kills[0]
+        elif len(outcomes) < len(places[key]):
+            still_open.append(key)
+        elif passes:
+            survived[key] = tuple(passes)
+        else:
+            same.append(key)
+    return Figures(noticed, survived, tuple(same), tuple(still_open))
+
+
+def places_of(header: Mapping[str, Any]) -> dict[Key, list[str]]:
+    names = list(header["texts"])
+    return {Key(*key): [names[i] for i in at] for key, at in header["mutants"]}
+
+
+_WORK = ("another number of", "other ", "more ")
+"""How the complaints begin of a kernel that is right and does something else than the golden."""
+
+
+def way_of(how: str) -> str:
+    """What noticed it: a wrong result, other answers or work than the golden's, or the CPU run."""
+    kind, _, text = how.partition(": ")
+    if kind != "AssertionError":
+        return f"a fault: {kind}"
+    return f"work: {text}" if text.startswith(_WORK) else text
+
+
+def lines_of(figures: Figures, places: Mapping[Key, Sequence[str]]) -> Iterator[str]:
+    """The figures as text: totals, what noticed, golden by golden, and each survivor."""
+    witnesses = {witness.name for witness in WITNESSES}
+    goldens = {name for names in places.values() for name in names} - witnesses
+    alone = sum(one.golden in witnesses for one in figures.noticed.values())
+    yield f"{len(places)} distinct mutants of {len(goldens)} goldens, {figures.judged} judged"
+    yield f"{len(figures.noticed)} noticed, {alone} of them by a witness alone"
+    yield f"{len(figures.survived)} survived ({figures.share:.1%} of those judged)"
+    yield f"{len(figures.equivalent)} the same machine code, or no C++"
+    yield f"{len(figures.open)} not judged, or not in every golden: there was no time"
+    yield ""
+    for way, count in Counter(way_of(x.how) for x in figures.noticed.values()).most_common():
+        yield f"{count:6} noticed by {way}"
+    yield ""
+    yield "golden: mutants, of which nothing noticed (in the others either), and noticed first here"
+    first = Counter(one.golden for one in figures.noticed.values())
+    for golden in sorted(goldens):
+        mine = [key for key, goldens in places.items() if golden in goldens]
+        left = sum(key in figures.survived for key in mine)
+        yield f"  {golden}: {len(mine)}, {left}, {first[golden]}"
+    yield ""
+    for key, names in figures.survived.items():
+        yield f"survived: {describe(key)}"
+        yield f"    in {', '.join(names)}"
+        yield f"    {explain(key) or 'NOT EXPLAINED'}"
+    for key in figures.open:
+        yield f"open: {describe(key)}"
+
+
+# ---- command line ---------------------------------------------------------------------------
 
 
 def main() -> int:
@@ -373,43 +398,45 @@ def main() -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--golden", action="append", metavar="NAME")
     parser.add_argument("--family", metavar="NAME", help="only the goldens of a kernel family")
-    parser.add_argument("--jobs", type=int)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--budget", type=float, default=float("inf"), metavar="SECONDS")
+    parser.add_argument("--out", type=Path, metavar="FILE")
+    parser.add_argument("--figures", type=Path, metavar="FILE")
     given = parser.parse_args()
-    goldens = [
-        golden
-        for golden in GOLDENS
-        if (not given.golden or golden.name in given.golden)
-        and given.family in (None, golden.render().launch.family)
-    ]
-    found: dict[Key, Outcome] = {}
-    for golden in sorted(goldens, key=cost_of_check):  # most mutants are broken in what runs fast
-        text = golden.path.read_text(encoding="utf-8")
-        killed = {key for key, outcome in found.items() if outcome.verdict is Verdict.KILLED}
-        open_ones = [mutant for mutant in mutants(text) if key_of(mutant) not in killed]
-        check = partial(check_library, golden, prepare(golden))
-        rendered = golden.render()
-        open_ones = [replace(m, text=with_probe(rendered, m.text)) for m in open_ones]
-        text = with_probe(rendered, text)
-        outcomes = run_mutants(text, open_ones, check, jobs=given.jobs)
-        for outcome in outcomes:
-            key = key_of(outcome.mutant)
-            found[key] = most_telling(found.get(key), outcome)
-        counts = Counter(o.verdict.value for o in outcomes)
-        print(f"{golden.file}: {dict(counts)}", flush=True)
-        for key, outcome in found.items():
-            if outcome.verdict is Verdict.SURVIVED:
-                print(f"  so far  {describe(key)}", flush=True)
-    judged = {
-        key: outcome
-        for key, outcome in found.items()
-        if outcome.verdict in (Verdict.KILLED, Verdict.SURVIVED)
-    }
-    survivors = [key for key, outcome in judged.items() if outcome.verdict is Verdict.SURVIVED]
-    for key in survivors:
-        print(f"survived: {describe(key)}: {explain(key) or 'NOT EXPLAINED'}")
-    share = len(survivors) / max(len(judged), 1)
-    print(f"{len(judged)} mutants judged, {len(survivors)} survived ({share:.1%})")
-    return 0 if share <= 0.02 and all(explain(key) for key in survivors) else 1
+    deadline = time.monotonic() + given.budget
+    if given.figures is not None:
+        header, tried = read_record(given.figures)
+    else:
+        work = Work.of(
+            [
+                golden
+                for golden in GOLDENS
+                if (not given.golden or golden.name in given.golden)
+                and given.family in (None, family_of(golden))
+            ]
+        )
+        header, tried = header_of(work), []
+        if given.out is not None:
+            if given.out.exists():
+                before, tried = read_record(given.out)
+                if before != header:
+                    raise SystemExit(f"{given.out} is about other texts, or another judge")
+            lines = [json.dumps(header) + "\n", *map(line_of, tried)]
+            given.out.write_text("".join(lines), encoding="utf-8")
+
+        def report(one: Tried) -> None:
+            tried.append(one)
+            if given.out is not None:
+                with given.out.open("a", encoding="utf-8") as file:
+                    file.write(line_of(one))
+            if one.verdict is Verdict.SURVIVED:
+                print(f"not noticed by {one.golden}: {describe(one.key)}", flush=True)
+
+        try_all(work, list(tried), report, jobs=given.jobs, deadline=deadline)
+    places = places_of(header)
+    figures = figures_of(places, tried)
+    print("\n".join(lines_of(figures, places)))
+    return 0 if figures.is_good else 1
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ from attngen.diagnostics.diagnostic import AttnError
 __all__ = [
     "MARKER",
     "Check",
+    "Judge",
     "Mutant",
     "MutantKind",
     "Outcome",
@@ -301,48 +302,64 @@ def run_mutants(
     report:  called with each outcome as it is known, from several threads.
     Errors:  ValueError when the check fails on the kernel itself.
     """
-    compiler = compiler or find_compiler()
     with tempfile.TemporaryDirectory(prefix="attngen-mutants-") as folder:
+        judge = Judge(text, check, Path(folder), limit_s=limit_s, compiler=compiler)
 
-        def build(kernel: str) -> Path:
-            return build_library(kernel, cache_dir=Path(folder), compiler=compiler, optimization=1)
-
-        original = build(text)
-        answer = _run_check(check, original, limit_s or 600.0)
-        if answer.complaint is not None:
-            raise ValueError(f"the kernel itself does not pass the check: {answer.complaint}")
-        limit = limit_s or max(2.0, 8 * answer.seconds)
-        machine_code = original.read_bytes()
-
-        def judge(mutant: Mutant) -> Outcome:
-            outcome = _judge(mutant, build, machine_code, check, limit)
+        def judge_one(mutant: Mutant) -> Outcome:
+            outcome = judge.judge(mutant)
             if report is not None:
                 report(outcome)
             return outcome
 
         with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
-            return list(pool.map(judge, chosen))
+            return list(pool.map(judge_one, chosen))
 
 
-def _judge(
-    mutant: Mutant,
-    build: Callable[[str], Path],
-    machine_code: bytes,
-    check: Check,
-    limit_s: float,
-) -> Outcome:
-    try:
-        library = build(mutant.text)
-    except AttnError as error:
-        if not isinstance(error.diagnostics[0], CpuBuildFailed):
-            raise
-        return Outcome(mutant, Verdict.UNBUILDABLE, error.diagnostics[0].lines)
-    if library.read_bytes() == machine_code:
-        return Outcome(mutant, Verdict.EQUIVALENT, "the same machine code")
-    complaint = _run_check(check, library, limit_s).complaint
-    if complaint is None:
-        return Outcome(mutant, Verdict.SURVIVED, "the check passes")
-    return Outcome(mutant, Verdict.KILLED, complaint)
+@final
+class Judge:
+    """Builds mutants of one kernel (-O1), and runs a check on each in a process of its own.
+
+    Threads may share it.  `limit_s` and errors are those of `run_mutants`; a library lies in
+    `folder` while it is judged.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        check: Check,
+        folder: Path,
+        *,
+        limit_s: float | None = None,
+        compiler: CppCompiler | None = None,
+    ) -> None:
+        self._check, self._folder = check, folder
+        self._compiler = compiler or find_compiler()
+        original = self._build(text)
+        answer = _run_check(check, original, limit_s or 600.0)
+        if answer.complaint is not None:
+            raise ValueError(f"the kernel itself does not pass the check: {answer.complaint}")
+        self._limit_s = limit_s or max(2.0, 8 * answer.seconds)
+        self._machine_code = original.read_bytes()
+
+    def judge(self, mutant: Mutant) -> Outcome:
+        try:
+            library = self._build(mutant.text)
+        except AttnError as error:
+            if not isinstance(error.diagnostics[0], CpuBuildFailed):
+                raise
+            return Outcome(mutant, Verdict.UNBUILDABLE, error.diagnostics[0].lines)
+        try:
+            if library.read_bytes() == self._machine_code:
+                return Outcome(mutant, Verdict.EQUIVALENT, "the same machine code")
+            complaint = _run_check(self._check, library, self._limit_s).complaint
+        finally:
+            library.unlink(missing_ok=True)
+        if complaint is None:
+            return Outcome(mutant, Verdict.SURVIVED, "the check passes")
+        return Outcome(mutant, Verdict.KILLED, complaint)
+
+    def _build(self, text: str) -> Path:
+        return build_library(text, cache_dir=self._folder, compiler=self._compiler, optimization=1)
 
 
 @final

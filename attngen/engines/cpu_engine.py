@@ -30,6 +30,7 @@ def run_on_host(
     mode: Mode = Mode.RING,
     landing: Landing = Landing.LATE,
     seed: int = 0,
+    workers: int | None = None,
     check: bool = False,
     has_counters: bool = True,
 ) -> RunReport | None:
@@ -69,6 +70,7 @@ def run_on_host(
             mode=mode,
             landing=landing,
             seed=seed,
+            workers=workers,
             check=check,
         )
         for launch, grid in launches

@@ -23,7 +23,7 @@ from attngen.engines.cpu_engine import run_on_host
 from attngen.engines.outputs import Outputs
 from attngen.ir.types import FLOATING
 from tests.analysis.masks import AFFINE, TRUTHS, make_tensors
-from tests.mutation import poison_dead_keys
+from tests.judge import poison_dead_keys
 
 from .family import join
 
