@@ -15,6 +15,7 @@ import pytest
 from attngen.diagnostics.diagnostic import AttnError
 from attngen.flex import attention, flex_attention
 from attngen.flex.numbers_seen import NumbersSeen
+from attngen.flex.remembered import Traces
 from tests.flex.dense import attend, operands
 
 
@@ -39,6 +40,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
     monkeypatch.setattr(attention, "Kernel", record)
     monkeypatch.setattr(attention, "_numbers", NumbersSeen())
+    monkeypatch.setattr(attention, "_traces", Traces())
     attention._kernel.cache_clear()
     yield made
     attention._kernel.cache_clear()
