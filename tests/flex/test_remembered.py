@@ -120,6 +120,8 @@ def test_two_masks_joined(traced: list[Any]) -> None:
 # ---- what is noticed ---------------------------------------------------------------------
 
 NUMBER = 2.0
+FLAG = True
+ROOT = np.sqrt
 TABLES = [ROW, 2 * ROW]
 LIMITS = {"near": 2, "far": 5}
 
@@ -150,6 +152,10 @@ def with_module(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
     return s * math.floor(2.5) + kv
 
 
+def with_flag(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+    return ROOT(s * s + 1) + kv if FLAG else s
+
+
 def with_builtin(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
     return s * max(2, 3) + kv
 
@@ -178,6 +184,17 @@ def test_a_global(monkeypatch: pytest.MonkeyPatch, traced: list[Any]) -> None:
     monkeypatch.setitem(globals(), "NUMBER", 0.5)
     twice(with_global)
     assert len(traced) == 2
+
+
+def test_a_global_that_is_compared_by_identity(
+    monkeypatch: pytest.MonkeyPatch, traced: list[Any]
+) -> None:
+    twice(with_flag)
+    monkeypatch.setitem(globals(), "FLAG", False)
+    twice(with_flag)
+    monkeypatch.setitem(globals(), "ROOT", np.abs)
+    twice(with_flag)
+    assert len(traced) == 3
 
 
 def test_a_function_that_is_called(monkeypatch: pytest.MonkeyPatch, traced: list[Any]) -> None:
@@ -225,6 +242,15 @@ def test_entries_of_a_dict(monkeypatch: pytest.MonkeyPatch, traced: list[Any]) -
     monkeypatch.setitem(LIMITS, "near", 3)
     twice(None, with_dict)
     assert len(traced) == 2
+
+
+def test_keys_of_a_dict(traced: list[Any]) -> None:
+    def function(weights: dict[str, int]) -> Any:
+        return lambda s, b, h, q, kv: s + sum(i * len(n) for n, i in weights.items()) + kv
+
+    for weights in ({"a": 1, "bb": 2}, {"a": 1, "bbb": 2}, {"a": 1}):
+        twice(function(weights))
+    assert len(traced) == 3
 
 
 def test_defaults(traced: list[Any]) -> None:
@@ -348,6 +374,26 @@ def test_attributes(take: Any, monkeypatch: pytest.MonkeyPatch, traced: list[Any
     assert len(traced) == 5
 
 
+class Steeper(Bias):
+    def __call__(self, s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return s - self.distance(q, kv) * 3
+
+
+class Same(Bias):
+    factor = 2
+
+
+def test_another_class(traced: list[Any]) -> None:
+    """Also where a class has what the other has: whether it is one may be asked."""
+
+    def through(bias: Any) -> Any:
+        return lambda s, b, h, q, kv: bias(s, b, h, q, kv)
+
+    for bias in (Bias(0.5), Steeper(0.5), Same(0.5)):
+        twice(through(bias))
+    assert len(traced) == 3
+
+
 def test_a_method_that_an_object_hides(traced: list[Any]) -> None:
     bias = Bias(0.5)
     twice(bias)
@@ -390,6 +436,12 @@ class Computed:
         return self.calls
 
 
+class Fixed:
+    @property
+    def factor(self) -> int:
+        return 2
+
+
 class Indexed:
     def __getitem__(self, index: int) -> int:
         return 3
@@ -397,8 +449,15 @@ class Indexed:
 
 def _functions() -> dict[str, Callable[..., Any]]:
     numbers, log, state = iter(range(1, 100)), [], {"n": 0}
-    computed, indexed = Computed(), Indexed()
+    computed, fixed, indexed, tables = Computed(), Fixed(), Indexed(), {"a": ROW}
     calls = 0
+
+    was_called = False
+
+    def noting(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        nonlocal was_called
+        was_called = True
+        return s + kv
 
     def counting(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
         nonlocal calls
@@ -432,12 +491,15 @@ def _functions() -> dict[str, Callable[..., Any]]:
         "random": lambda s, b, h, q, kv: s * random.random() + kv,
         "a generator": lambda s, b, h, q, kv: s * next(numbers) + kv,
         "nonlocal": counting,
+        "nonlocal, always the same": noting,
         "an entry of a dict": storing,
         "an import": importing,
         "an exception": catching,
         "a list that grows": logging,
         "an attribute that is assigned": assigning,
         "a property": lambda s, b, h, q, kv: s * computed.factor + kv,
+        "a property, always the same": lambda s, b, h, q, kv: s * fixed.factor + kv,
+        "an array in a dict": lambda s, b, h, q, kv: s * tables["a"][0] + kv,
         "an operator": lambda s, b, h, q, kv: s * indexed[0] + kv,
         "getattr": lambda s, b, h, q, kv: s * getattr(computed, "calls") + kv,  # noqa: B009
         "a method of C": lambda s, b, h, q, kv: s * "abc".__len__() + kv,
