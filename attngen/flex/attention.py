@@ -76,7 +76,7 @@ def flex_attention(
     mask_mod = _one_mask(mask_mod, block_mask, query, key)
     key, value = _share_batch(query, key, value, block_mask)
     if not enable_gqa and query.shape[1] != key.shape[1]:
-        raise AttnError(GroupMismatch(None, query.shape[1], key.shape[1]))
+        raise _refuse_shared_heads(query.shape[1], key.shape[1])
     if return_lse and return_aux is not None:
         raise _refuse("return_lse", "`return_aux` says the same")
     wants_lse = return_lse or bool(return_aux and return_aux.lse)
@@ -141,7 +141,7 @@ class Prepared:
         named = self._cut(self.arrays if arrays is None else arrays, query, key)
         named.update(self.params)
         if scale is not None:
-            named["qk_scale"] = float(scale)
+            named["qk_scale"] = _as_number(scale)
         if sinks is not None:
             named["qk_sink"] = sinks
         try:
@@ -213,6 +213,20 @@ def _refuse(argument: str, reason: str) -> AttnError:
     return AttnError(ReservedArgument(None, argument, reason))
 
 
+def _refuse_shared_heads(heads: int, shared: int) -> AttnError:
+    if shared and heads % shared == 0:
+        reason = f"{heads} query heads share {shared} of k and v; give `enable_gqa=True`"
+        return _refuse("enable_gqa=False", reason)
+    return AttnError(GroupMismatch(None, heads, shared))
+
+
+def _as_number(scale: Any) -> float:
+    try:
+        return float(scale)
+    except (TypeError, ValueError):
+        raise _refuse(f"scale={scale!r}", "it is one number") from None
+
+
 def _sink_element(sinks: Any, heads: int) -> str:
     """How the sinks are stored, in the language's word."""
     element = element_of(sinks) if is_array(sinks) else None
@@ -229,7 +243,12 @@ def _one_mask(mask_mod: Any, block_mask: Any, query: Any, key: Any) -> Any:
     if mask_mod is not None:
         raise _refuse("mask_mod", "`block_mask` has one already; join them by `and_masks`")
     if not callable(getattr(block_mask, "mask_mod", None)):
-        raise _refuse("block_mask", "it has no `mask_mod`, and nothing else of it is used")
+        reason = "it has no `mask_mod`, and nothing else of it is used"
+        if callable(block_mask):
+            reason = "it is a function; give it as `mask_mod=`"
+        elif is_array(block_mask):
+            reason = "it is an array; give a function that reads it as `mask_mod=`"
+        raise _refuse("block_mask", reason)
     made_for = getattr(block_mask, "seq_lengths", None)
     lengths = query.shape[2], key.shape[2]
     blocks = getattr(block_mask, "BLOCK_SIZE", None)

@@ -6,6 +6,7 @@ throughout.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, ModuleType
@@ -89,7 +90,8 @@ def apply(name: str, *arguments: Any, **options: Any) -> Any:
     try:
         return FUNCTIONS[name](*arguments, **options)
     except TypeError as error:
-        raise refuse(f"this call of `{name}`", str(error)) from None
+        reason = re.sub(r"^[\w.<>]+\(\) ", "", str(error))  # the name of a function here
+        raise refuse(f"this call of `{name}`", reason) from None
 
 
 def call_library(function: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:

@@ -95,9 +95,24 @@ def _run(graph: Graph, argument: str, function: Any, symbols: tuple[Scalar, ...]
         return result
     if isinstance(result, bool | int | float) or getattr(result, "shape", None) == ():
         return to_value(graph, result)
-    found = "a row" if isinstance(result, Row) else f"a value of type {type(result).__name__}"
     expected = "one number" if argument == "score_mod" else "one truth value"
-    raise AttnError(WrongResult(_place(function), argument, found, expected))
+    found, advice = _describe_result(result)
+    raise AttnError(
+        WrongResult(_place(function), argument, found, expected, advice, "by this function")
+    )
+
+
+def _describe_result(result: Any) -> tuple[str, str | None]:
+    """What a function returned that is no single value, and what would be one."""
+    if result is None:
+        return "nothing", "end it with `return`"
+    shape = getattr(result, "shape", None)
+    if isinstance(result, Row) or is_array(result):
+        found = "a row" if shape is None or len(shape) == 1 else "several rows"
+        sizes = " x ".join(map(str, shape or ()))
+        advice = "give every dimension of a tensor an index, or reduce it, as by `.sum()`"
+        return f"{found} of {sizes} elements", advice
+    return f"a value of type {type(result).__name__}", None
 
 
 def _as_score(result: Scalar, function: Any) -> ast.Expr:
@@ -126,16 +141,31 @@ def _result_place(result: Scalar, function: Any) -> Any:
 def _require_signature(argument: str, function: Any, count: int) -> None:
     names = ", ".join([*["score"] * (count - 4), *_INDICES])
     if not callable(function):
-        found = f"of type {type(function).__name__}"
-        raise AttnError(NotTraceable(None, argument, f"({names})", found))
+        found, advice = f"of type {type(function).__name__}", None
+        if is_array(function) and argument == "mask_mod":
+            advice = "a function can read it: `lambda b, h, q_idx, kv_idx: mask[q_idx, kv_idx]`"
+        raise AttnError(NotTraceable(None, argument, f"({names})", found, advice))
     try:
         signature = inspect.signature(function)
         signature.bind(*range(count))
     except TypeError:
         shown = f"{_name_of(function) or 'a function'}{signature}"
-        raise AttnError(NotTraceable(_place(function), argument, f"({names})", shown)) from None
+        other, its_count = ("mask_mod", 4) if argument == "score_mod" else ("score_mod", 5)
+        is_other = _takes(signature, its_count)
+        advice = f"it has the arguments of a `{other}`" if is_other else None
+        raise AttnError(
+            NotTraceable(_place(function), argument, f"({names})", shown, advice)
+        ) from None
     except ValueError:  # a builtin that does not tell
         return
+
+
+def _takes(signature: inspect.Signature, count: int) -> bool:
+    try:
+        signature.bind(*range(count))
+    except TypeError:
+        return False
+    return True
 
 
 def _place(function: Any) -> Any:
