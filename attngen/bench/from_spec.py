@@ -310,25 +310,27 @@ def _negate(condition: Value) -> Value:
 
 
 def _select(condition: Value, then: Value, otherwise: Value) -> Value:
-    import torch
-
     if _is_number(condition):
         return then if condition else otherwise
+    import torch
+
     return torch.where(condition, then, otherwise)
 
 
 def _to_float(value: Value) -> Value:
+    if _is_number(value):
+        return float(value)
     import torch
 
-    return float(value) if _is_number(value) else value.to(torch.float32)
+    return value.to(torch.float32)
 
 
 def _call(function: str, arguments: tuple[Value, ...]) -> Value:
     """A builtin function of numbers, or of tensors and numbers."""
-    import torch
-
     if all(_is_number(x) for x in arguments):
         return FUNCTIONS[function].numpy(*arguments).item()
+    import torch
+
     match function:
         case "min" | "max":
             least = torch.minimum if function == "min" else torch.maximum
