@@ -2,15 +2,21 @@
 
     python -m benchmarks.flex_functions [--functions 'masks.*,mods.alibi_bias'] [--budget SECONDS]
         [--lanes attngen,flex,flex_flash] [--part 1/8] [--check] [--cold] [--out DIR]
+    python -m benchmarks.flex_functions --merge FILE...
     python -m benchmarks.flex_functions --device cpu
 
 B 2, S 8192, 16 heads, D 128, bf16, the functions of `benchmarks/functions.py`.  Every result is
 checked against float64 at some rows; then the lanes are timed, interleaved.  Block masks are
 built before and are not part of a time.  Writes `<date>-<gpu>-flex.jsonl` and a table beside it.
 
+Lanes run in processes of their own, so that one which faults costs only itself: its record says
+how it was lost, and the others go on in a new process.  FLASH has one to itself and attngen, which
+is timed there once more: a ratio is one of two times of the same process (`own_ms` is attngen's).
+
 --check  checks, and times nothing: it leaves what was compiled in the disk caches.
 --part   every N-th function, so that several processes can do so side by side.
 --cold   times the first result of a fresh process instead, with nothing cached.
+--merge  prints the table of several results files, such as of one for each lane, and runs nothing.
 --device cpu is a dry run with tiny sizes: its times mean nothing.
 """
 
@@ -21,7 +27,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, TypeAlias, final
@@ -33,17 +39,25 @@ from attngen.record import record
 from benchmarks import environment
 from benchmarks.attention import RESULTS, Results, choose_path, describe_run, fits
 from benchmarks.cold import measure_process
+from benchmarks.flex_worker import Worker, serve
 from benchmarks.functions import FUNCTIONS, Function, Made, Size
 from benchmarks.peers import make_peer
-from benchmarks.report import geometric_mean
+from benchmarks.report import geometric_mean, read_records
 from benchmarks.run_cell import DeviceLostError, describe_error
 
-__all__ = ["LANES", "Expected", "choose_functions", "expect", "main", "render", "run_function"]
+__all__ = [
+    "LANES", "Expected", "Group", "choose_functions", "expect", "group_lanes", "main", "merge",
+    "render", "run_function",
+]  # fmt: skip
 
 Tensor: TypeAlias = Any
 Record: TypeAlias = dict[str, Any]
 
 LANES: Final = ("attngen", "flex", "flex_flash")
+_APART: Final = frozenset({"flex_flash"})
+"""Lanes that are timed with attngen alone: FLASH left the GPU in an error while it was timed."""
+MOST_LOSSES: Final = 3
+"""Of one lane; then it is left out, since a new process takes longer than a function."""
 GOALS: Final = {"flex": 1.3, "flex_flash": 1.0}
 """How much faster than each attngen is to be."""
 SUITE: Final = "flex_functions"
@@ -164,10 +178,16 @@ def make_operands(made: Made, size: Size, machine: Machine) -> tuple[Tensor, Ten
 
 
 def run_function(
-    function: Function, lanes: Sequence[str], size: Size, machine: Machine, plan: Plan | None
+    function: Function,
+    lanes: Sequence[str],
+    size: Size,
+    machine: Machine,
+    plan: Plan | None,
+    tell: Callable[[str], None] = lambda lane: None,
 ) -> list[Record]:
     """A record for each lane: its time, or `ms` None and the reason; `plan` None times nothing.
 
+    tell:    is called with a lane before anything of it runs.
     Errors:  DeviceLostError.
     """
     made = function.make(size)
@@ -176,9 +196,9 @@ def run_function(
     records: dict[str, Record] = {}
     timers: dict[str, Timer] = {}
     for lane in lanes:
-        about: Record = {"suite": SUITE, "cell": function.name, "peer": lane, "lane": lane}
+        tell(lane)
+        about = _about(function.name, lane)
         about |= {"B": size.B, "H": size.H, "Sq": q.shape[2], "Skv": k.shape[2], "D": q.shape[3]}
-        about["ms"] = None
         try:
             start = time.perf_counter()
             call, mask_ms = make_call(lane, made, q, k, v, machine)
@@ -194,7 +214,7 @@ def run_function(
             }
             if plan is not None:
                 records[lane]["call_us"] = _time_of_caller(call, machine)
-                timers[lane] = machine.timer(call)
+                timers[lane] = _ToldTimer(machine.timer(call), lane, tell)
         except Exception as error:  # a library's own errors have no common base
             records[lane] = {**about, "reason": describe_error(error)}
             _require_device(machine, lane)
@@ -203,7 +223,27 @@ def run_function(
             found = {"ms": times.ms, "low_ms": times.low_ms, "high_ms": times.high_ms}
             records[lane] |= {name: float(f"{ms:.5g}") for name, ms in found.items()}
             records[lane] |= {"samples": times.samples, "mode": timers[lane].mode}
+        own_ms = records.get("attngen", {}).get("ms")
+        for lane in timers.keys() - {"attngen"}:
+            records[lane]["own_ms"] = own_ms
     return [records[lane] for lane in lanes]
+
+
+def _about(name: str, lane: str) -> Record:
+    return {"suite": SUITE, "cell": name, "peer": lane, "lane": lane, "ms": None}
+
+
+@final
+class _ToldTimer:
+    """A timer that says before each sample which lane it is of."""
+
+    def __init__(self, timer: Timer, lane: str, tell: Callable[[str], None]) -> None:
+        self.mode = timer.mode
+        self._timer, self._lane, self._tell = timer, lane, tell
+
+    def __call__(self, repeats: int) -> float:
+        self._tell(self._lane)
+        return self._timer(repeats)
 
 
 def _measure(timers: Mapping[str, Timer], plan: Plan) -> dict[str, Times]:
@@ -231,6 +271,63 @@ def _require_device(machine: Machine, lane: str) -> None:
     except Exception as error:
         reason = f"{lane} left the GPU in an error: {describe_error(error)}"
         raise DeviceLostError(reason) from error
+
+
+# ---- lanes in processes of their own -------------------------------------------------------------
+
+
+def group_lanes(lanes: Sequence[str], *, is_timed: bool) -> list[tuple[str, ...]]:
+    """Which lanes run in one process; the first group has what the table says of attngen."""
+    apart = [lane for lane in lanes if lane in _APART]
+    others = tuple(lane for lane in lanes if lane not in _APART)
+    if not is_timed or not apart:
+        return [tuple(lanes)]
+    beside = tuple(lane for lane in others if lane == "attngen")
+    groups = [(*beside, lane) for lane in apart]
+    return groups if others == beside else [others, *groups]
+
+
+@final
+class Group:
+    """Some lanes and their process; `lost` is what it cost so far, each with lane and reason."""
+
+    def __init__(self, lanes: Sequence[str], worker: Worker) -> None:
+        self.worker = worker
+        self.lost: list[Record] = []
+        self._lanes = lanes
+
+    def run(self, name: str, known: Mapping[str, Record]) -> dict[str, Record]:
+        """A record for each lane; a lane that is lost is left out, and the others run again.
+
+        known:  records that there are already; attngen does not run again for its own sake.
+        """
+        found: dict[str, Record] = {}
+        for lane in self._lanes:
+            losses = sum(each["lane"] == lane for each in self.lost)
+            if losses >= MOST_LOSSES:
+                reason = f"left out: it lost its process {losses} times"
+                found[lane] = {**_about(name, lane), "reason": reason}
+        while todo := [lane for lane in self._lanes if lane not in found]:
+            if todo == ["attngen"] and "attngen" in known:
+                break
+            outcome = self.worker.run(name, todo)
+            found |= {each["lane"]: each for each in outcome.records}
+            if outcome.lost is None:
+                break
+            for lane in todo if outcome.lane is None else [outcome.lane]:
+                reason = f"it lost its process: {outcome.lost}"
+                found[lane] = {**_about(name, lane), "reason": reason, "is_lost": True}
+                self.lost.append({"lane": lane, "cell": name, "reason": outcome.lost})
+        return found
+
+
+def _serve(size: Size, machine: Machine, plan: Plan | None) -> None:
+    by_name = {function.name: function for function in FUNCTIONS}
+
+    def run_lanes(name: str, lanes: Sequence[str], tell: Callable[[str], None]) -> Sequence[Record]:
+        return run_function(by_name[name], lanes, size, machine, plan, tell)
+
+    serve(run_lanes)
 
 
 # ---- a fresh process -----------------------------------------------------------------------------
@@ -316,7 +413,8 @@ def _render_times(found: dict[str, dict[str, Record]]) -> str:
         row += [_number(_value(lanes, peer, "ms"), 3) for peer in peers]
         for peer in peers:
             other = _value(lanes, peer, "ms")
-            ratio = None if own is None or other is None else other / own
+            beside = _value(lanes, peer, "own_ms") or own
+            ratio = None if beside is None or other is None else other / beside
             row.append(_number(ratio, 2))
             if ratio is not None:
                 ratios[peer].append((ratio, name))
@@ -326,6 +424,18 @@ def _render_times(found: dict[str, dict[str, Record]]) -> str:
         rows.append(row)
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join([*lines, "", *(_summary(peer, ratios[peer]) for peer in peers)])
+
+
+def merge(files: Sequence[Sequence[Record]]) -> list[Record]:
+    """The records of several runs; of a lane the last one that has a time."""
+    found: dict[tuple[Any, ...], Record] = {}
+    for number, records in enumerate(files):
+        for each in records:
+            is_end = each["suite"] == "end"
+            key = (each["suite"], number if is_end else each.get("cell"), each.get("lane"))
+            if each.get("ms") is not None or key not in found:
+                found[key] = each
+    return list(found.values())
 
 
 def _summary(peer: str, ratios: Sequence[tuple[float, str]]) -> str:
@@ -373,6 +483,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     functions = choose_functions(given.functions, given.part)
     if not functions:
         raise SystemExit(f"no function is named {given.functions}")
+    if given.merge is not None:
+        print(render(merge([read_records(file.read_text("utf-8")) for file in given.merge])))
+        return 0
     try:
         machine = open_machine(given.device)
     except RuntimeError as error:
@@ -382,6 +495,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(_first(functions[0], given.first, size, machine, given.started)))
         return 0
     plan = None if given.check else _PLAN if machine.kind == "cuda" else _DRY_PLAN
+    if given.worker:
+        _serve(size, machine, plan)
+        return 0
     missing = {lane: make_peer(lane, machine).missing() for lane in given.lanes}
     lanes = [lane for lane in given.lanes if missing[lane] is None]
     gone = {lane: reason for lane, reason in missing.items() if reason is not None}
@@ -392,48 +508,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with nullcontext() if path is None else path.open("w", encoding="utf-8") as file:
         results = Results(file)
         results.write(describe_run(machine, gone, plan or _DRY_PLAN, 0))
-        is_lost = _run_all(functions, lanes, size, machine, plan, given, results)
+        _run_all(functions, lanes, machine, given, results)
     report = render(results.records)
     if path is not None:
         path.with_suffix(".md").write_text(report, encoding="utf-8")
     print(report)
     own = (r for r in results.records if r.get("peer") == "attngen")
-    return int(is_lost or any(r.get("reason") for r in own))
+    return int(any(r.get("reason") for r in own))
 
 
 def _run_all(
     functions: Sequence[Function],
     lanes: Sequence[str],
-    size: Size,
     machine: Machine,
-    plan: Plan | None,
     given: argparse.Namespace,
     results: Results,
-) -> bool:
-    """Run the functions within the budget; whether the device was lost."""
+) -> None:
+    """Run the functions within the budget."""
+    command = ["benchmarks.flex_functions", "--worker", "--device", machine.kind]
+    command += ["--check"] if given.check else []
     begin, longest = time.monotonic(), 0.0
     left_out: tuple[str, ...] = ()
-    lost = None
-    for number, function in enumerate(functions):
-        start = time.monotonic()
-        if not fits(start - begin, longest, given.budget):
-            left_out = tuple(f.name for f in functions[number:])
-            break
-        try:
-            if given.cold:
-                found = run_cold(function, lanes, machine)
-            else:
-                found = run_function(function, lanes, size, machine, plan)
-        except DeviceLostError as error:
-            lost = str(error)
-            break
-        for line in found:
-            results.write(line)
-            shown = line.get("reason") or f"{line['ms'] or line.get('first_ms', 0):10.3f} ms"
-            print(f"{line['cell']:32}{line['lane']:12}{shown}", flush=True)
-        longest = max(longest, time.monotonic() - start)
+    with ExitStack() as stack:
+        groups = [
+            Group(group, stack.enter_context(Worker(command)))
+            for group in ([] if given.cold else group_lanes(lanes, is_timed=not given.check))
+        ]
+        for number, function in enumerate(functions):
+            start, losses = time.monotonic(), sum(len(group.lost) for group in groups)
+            if not fits(start - begin, longest, given.budget):
+                left_out = tuple(f.name for f in functions[number:])
+                break
+            found: dict[str, Record] = {}
+            for group in groups:
+                found = group.run(function.name, found) | found
+            lines = [found[lane] for lane in lanes if lane in found]
+            for line in run_cold(function, lanes, machine) if given.cold else lines:
+                results.write(line)
+                shown = line.get("reason") or f"{line['ms'] or line.get('first_ms', 0):10.3f} ms"
+                print(f"{line['cell']:32}{line['lane']:12}{shown}", flush=True)
+            if number and losses == sum(len(group.lost) for group in groups):
+                longest = max(longest, time.monotonic() - start)  # not the start, nor a loss
+        lost = [each for group in groups for each in group.lost]
     results.write({"suite": "end", "left_out": left_out, "lost": lost})
-    return lost is not None
 
 
 def _first(
@@ -459,10 +576,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--budget", type=float, metavar="SECONDS")
     parser.add_argument("--out", type=Path, metavar="DIR")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--merge", type=Path, nargs="+", metavar="FILE")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--first", choices=LANES, help=argparse.SUPPRESS)
     parser.add_argument("--started", type=float, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
-    if given.out is None and given.device == "cuda" and not (given.check or given.first):
+    is_run = not (given.check or given.first or given.worker or given.merge)
+    if given.out is None and given.device == "cuda" and is_run:
         given.out = RESULTS
     is_dry = given.device == "cpu"
     if is_dry and given.out is not None and given.out.resolve().is_relative_to(RESULTS):

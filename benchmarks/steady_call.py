@@ -11,6 +11,8 @@
     full      the same call with all its checks, for comparison
     operator  the call through `attngen.torch.operator`, where PyTorch is real
     eager     operator - nothing: what that adds, which should be at most 15 us
+    flex      the like through `attngen.flex`, of Python functions that were traced before
+    traced    the same, traced anew, as where nothing says whether the functions have changed
 
 Where there is a GPU everything is real, and PyTorch is measured where it is installed.  Without
 one the driver is a fake that does nothing, new arrays are made once and handed out again, and
@@ -25,6 +27,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import operator
 import os
 import platform
 import sys
@@ -43,6 +46,10 @@ from attngen.backend import device as device_module
 from attngen.backend import launch as launch_module
 from attngen.backend.device import GpuTraits
 from attngen.diagnostics.diagnostic import AttnError
+from attngen.flex import attention, flex_attention
+from attngen.flex import trace as trace_module
+from attngen.flex.functions import call_library
+from attngen.flex.remembered import Traces
 from attngen.kernels import forward_mma
 from attngen.tensor_map import TensorMap
 
@@ -155,7 +162,7 @@ class Place(NamedTuple):
 
 
 class FakeTensor:
-    """A CUDA tensor's attributes, all of them known beforehand."""
+    """A CUDA tensor's attributes, all of them known beforehand; it can be traced."""
 
     __slots__ = ("_pointer", "_strides", "device", "dtype", "requires_grad", "shape")
 
@@ -176,9 +183,19 @@ class FakeTensor:
     def is_neg(self) -> bool:
         return False
 
+    def __getitem__(self, index: Any) -> Any:
+        return call_library(operator.getitem, (self, index), {})
+
+    @classmethod
+    def __torch_function__(cls, *arguments: Any) -> Any:
+        raise NotImplementedError  # it is there, as PyTorch's are known by it
+
 
 TORCH = SimpleNamespace(
     is_grad_enabled=lambda: True,
+    get_default_dtype=lambda: "float32",
+    bool=Name("bool"),
+    int64=Name("int64"),
     float16=Name("float16"),
     float32=Name("float32"),
     int32=Name("int32"),
@@ -265,6 +282,7 @@ def fakes(library: Library) -> Iterator[None]:
             mock.patch.object(device_module, "_stream_of_cupy", stream),
             mock.patch.object(device_module, "_libraries", {}),
             mock.patch.object(device_module, "_torch_names", {}),
+            mock.patch.object(trace_module, "_watch_torch", return_value=nullcontext()),
         ):
             yield
     finally:
@@ -329,7 +347,36 @@ def parts_of_call(library: Library, variant: Variant) -> dict[str, Callable[[], 
 
         attend = operator(kernel)
         parts["operator"] = lambda: attend(q, k, v, **named)
+    if variant.launches == 1:
+        parts |= calls_of_functions(q, k, v, named.get("doc"))
     return parts
+
+
+def calls_of_functions(q: Any, k: Any, v: Any, document: Any) -> dict[str, Callable[[], Any]]:
+    """The calls of `attngen.flex`: a causal mask, or one of documents beside a capped score."""
+    left, cap = 100, 30.0
+
+    def causal(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return kv_idx <= q_idx
+
+    def of_document(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        same = document[b, q_idx] == document[b, kv_idx]
+        return same & causal(b, h, q_idx, kv_idx) & (q_idx - kv_idx <= left)
+
+    def capped(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return cap * (score / cap).tanh()
+
+    score_mod, mask_mod = (None, causal) if document is None else (capped, of_document)
+
+    def flex() -> Any:
+        return flex_attention(q, k, v, score_mod, mask_mod=mask_mod, enable_gqa=True)
+
+    def traced() -> Any:
+        with mock.patch.object(attention, "_traces", Traces()):
+            return flex()
+
+    flex()
+    return {"flex": flex, "traced": traced}
 
 
 def measure(

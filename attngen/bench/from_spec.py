@@ -38,7 +38,9 @@ from attngen.ir.interval import Interval
 from attngen.ir.traverse import children, postorder
 from attngen.record import record
 
-__all__ = ["FlexFunctions", "NotExpressibleError", "as_flex_functions", "plain_mask"]
+__all__ = [
+    "FlexFunctions", "NotExpressibleError", "as_flex_functions", "constant_scale", "plain_mask",
+]  # fmt: skip
 
 Value: TypeAlias = Any
 """A number of Python, or a tensor of PyTorch that holds one element or broadcasts."""
@@ -145,6 +147,19 @@ def plain_mask(attention: Attention) -> str | None:
         case Compare(CompareOp.GE, Symbol("qpos"), Symbol("kv")):
             return "causal"
     return None
+
+
+def constant_scale(
+    attention: Attention, sizes: Mapping[str, int], params: Mapping[str, bool | int | float]
+) -> float | None:
+    """The scale in one problem; None where it differs from pair to pair."""
+    if any(
+        isinstance(node, Load) or (isinstance(node, Symbol) and node.name in _SYMBOLS)
+        for node in postorder(attention.scale)
+    ):
+        return None
+    scale = _Writer(attention, sizes, params, {}).steps(attention.scale).constant
+    return None if scale is None else float(scale)
 
 
 def _indices(e: Expr) -> set[str]:
@@ -295,25 +310,27 @@ def _negate(condition: Value) -> Value:
 
 
 def _select(condition: Value, then: Value, otherwise: Value) -> Value:
-    import torch
-
     if _is_number(condition):
         return then if condition else otherwise
+    import torch
+
     return torch.where(condition, then, otherwise)
 
 
 def _to_float(value: Value) -> Value:
+    if _is_number(value):
+        return float(value)
     import torch
 
-    return float(value) if _is_number(value) else value.to(torch.float32)
+    return value.to(torch.float32)
 
 
 def _call(function: str, arguments: tuple[Value, ...]) -> Value:
     """A builtin function of numbers, or of tensors and numbers."""
-    import torch
-
     if all(_is_number(x) for x in arguments):
         return FUNCTIONS[function].numpy(*arguments).item()
+    import torch
+
     match function:
         case "min" | "max":
             least = torch.minimum if function == "min" else torch.maximum

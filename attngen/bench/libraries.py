@@ -75,10 +75,13 @@ def first_of(result: Any) -> Array:
     return result[0] if isinstance(result, tuple) else result
 
 
-def call_sdpa(name: str, q: Array, k: Array, v: Array, *, causal: bool) -> Callable[[], Array]:
+def call_sdpa(
+    name: str, q: Array, k: Array, v: Array, *, causal: bool, scale: float | None = None
+) -> Callable[[], Array]:
     """PyTorch's function with one backend; its output is [B, H, S, D].
 
     causal:  row 0 sees key 0 alone, however many keys there are.
+    scale:   None: 1 / sqrt(D).
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
@@ -88,7 +91,9 @@ def call_sdpa(name: str, q: Array, k: Array, v: Array, *, causal: bool) -> Calla
 
     def call() -> Array:
         with sdpa_kernel(backend):
-            return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=enable_gqa)
+            return scaled_dot_product_attention(
+                q, k, v, is_causal=causal, scale=scale, enable_gqa=enable_gqa
+            )
 
     return call
 

@@ -17,7 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attngen.api import Kernel
-from attngen.bench.from_spec import NotExpressibleError, as_flex_functions, plain_mask
+from attngen.bench.from_spec import (
+    NotExpressibleError,
+    as_flex_functions,
+    constant_scale,
+    plain_mask,
+)
 from attngen.bench.libraries import (
     FLASH,
     LIBRARIES,
@@ -289,12 +294,19 @@ def _flex_lane(
 
 def _plain_lane(name: str, computes: str, problem: SpecProblem, operands: Sequence[Array]) -> _Lane:
     q, k, v = operands
-    mask = plain_mask(problem.kernel.attention) if computes == "spec" else computes
+    attention = problem.kernel.attention
+    mask: str | None = computes
+    scale: float | None = None
+    if computes == "spec":
+        mask = plain_mask(attention)
+        scale = constant_scale(attention, problem.sizes, problem.params)
+        if scale is None:
+            raise _LeftOutError("it takes one scale for all pairs")
     causal = mask == "causal"
     if name not in FLASH:
-        call = call_sdpa(name, q, k, v, causal=causal)
+        call = call_sdpa(name, q, k, v, causal=causal, scale=scale)
         return _Lane(name, computes, call, swap, "scaled_dot_product_attention")
-    call = call_flash(name, q, k, v, causal=causal)
+    call = call_flash(name, q, k, v, causal=causal, softmax_scale=scale)
     return _Lane(name, computes, call, _as_it_is, f"{FLASH[name]}.flash_attn_func")
 
 

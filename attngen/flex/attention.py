@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from functools import lru_cache
 from typing import Any, Final, final
 
@@ -13,12 +14,12 @@ from attngen.diagnostics.diagnostic import AttnError
 from attngen.flex.captured import Captured, element_of, is_array, is_torch
 from attngen.flex.numbers_seen import NumbersSeen
 from attngen.flex.origins import note_python_lines
-from attngen.flex.trace import trace
+from attngen.flex.remembered import Traces
+from attngen.flex.trace import Trace, trace
 from attngen.flex.write import write_file
 from attngen.frontend import ast
 from attngen.frontend.format import format_file
 from attngen.frontend.load import load_text
-from attngen.record import record
 
 __all__ = ["Prepared", "flex_attention", "from_python", "prepare"]
 
@@ -75,19 +76,21 @@ def flex_attention(
     mask_mod = _one_mask(mask_mod, block_mask, query, key)
     key, value = _share_batch(query, key, value, block_mask)
     if not enable_gqa and query.shape[1] != key.shape[1]:
-        raise AttnError(GroupMismatch(None, query.shape[1], key.shape[1]))
+        raise _refuse_shared_heads(query.shape[1], key.shape[1])
     if return_lse and return_aux is not None:
         raise _refuse("return_lse", "`return_aux` says the same")
     wants_lse = return_lse or bool(return_aux and return_aux.lse)
     wants_max = bool(return_aux and return_aux.max_scores)
 
-    prepared = prepare(
-        score_mod,
-        mask_mod,
-        device=getattr(query, "device", None),
-        outputs=("o", "row_max") if wants_max else ("o",),
-        has_scale=scale is not None,
-        sink=None if sinks is None else _sink_element(sinks, query.shape[1]),
+    sink = None if sinks is None else _sink_element(sinks, query.shape[1])
+    outputs = ("o", "row_max") if wants_max else ("o",)
+    device, has_scale = getattr(query, "device", None), scale is not None
+    place = device if device.__hash__ is not None else str(device)  # CuPy's has no hash
+    prepared, arrays = _traces.find(
+        (score_mod, mask_mod),
+        (outputs, has_scale, sink, place, _default_dtype()),
+        lambda: trace(score_mod, mask_mod, device=device),
+        lambda traced: _write(traced, outputs, has_scale, sink),
     )
     results = prepared(
         query,
@@ -95,6 +98,7 @@ def flex_attention(
         value,
         scale,
         sinks,
+        arrays=arrays,
         return_lse=wants_lse,
         engine=engine,
         schedule=schedule,
@@ -104,14 +108,17 @@ def flex_attention(
 
 
 @final
-@record(eq=False)
 class Prepared:
     """Functions that were traced, for calls with any q, k and v: `captured` is read at each."""
 
-    text: str
-    file: ast.File
-    params: Mapping[str, Any]
-    captured: tuple[Captured, ...]
+    def __init__(
+        self, text: str, file: ast.File, params: Mapping[str, Any], captured: Sequence[Captured]
+    ) -> None:
+        self.text = text
+        self.file = file
+        self.params = params
+        self.arrays = tuple(each.array for each in captured)
+        self._cut = _Cuts(captured, file)
 
     def __call__(
         self,
@@ -121,24 +128,34 @@ class Prepared:
         scale: float | None = None,
         sinks: Any = None,
         *,
+        arrays: Sequence[Any] | None = None,
         return_lse: bool = False,
         engine: Engine = "auto",
         schedule: str | None = None,
         check: bool = False,
     ) -> Any:
-        """The kernel's results; `scale` and `sinks` are there when they were to be."""
-        named: dict[str, Any] = dict(self.params)
+        """The kernel's results; `scale` and `sinks` are there when they were to be.
+
+        arrays:  others like the captured ones, in their order, in their place.
+        """
+        named = self._cut(self.arrays if arrays is None else arrays, query, key)
+        named.update(self.params)
         if scale is not None:
-            named["qk_scale"] = float(scale)
+            named["qk_scale"] = _as_number(scale)
         if sinks is not None:
             named["qk_sink"] = sinks
-        named |= _fitted_arrays(self.captured, self.file, query, key)
         try:
             kernel = _kernel(self.text, engine, schedule)
             return kernel(query, key, value, return_lse=return_lse, check=check, **named)
         except AttnError as error:
             note_python_lines(error, self.file)
             raise
+
+    def without_arrays(self) -> Prepared:
+        """The same, which keeps no array alive; each call has to bring its own."""
+        lone = copy(self)
+        lone.arrays = ()
+        return lone
 
 
 def prepare(
@@ -152,10 +169,12 @@ def prepare(
 ) -> Prepared:
     """Trace the functions and write them down; see `write_file` for `has_scale` and `sink`."""
     traced = trace(score_mod, mask_mod, device=device)
+    return _write(traced, outputs, has_scale, sink)
+
+
+def _write(traced: Trace, outputs: tuple[str, ...], has_scale: bool, sink: str | None) -> Prepared:
     settled = _numbers.settle(write_file(traced, outputs=outputs, has_scale=has_scale, sink=sink))
-    return Prepared(
-        _canonical_text(settled.file), settled.file, settled.params, tuple(traced.captured)
-    )
+    return Prepared(_canonical_text(settled.file), settled.file, settled.params, traced.captured)
 
 
 _canonical: Final[dict[str, str]] = {}
@@ -172,10 +191,19 @@ def _canonical_text(file: ast.File) -> str:
     return found
 
 
+_traces: Final[Traces[Prepared]] = Traces()
+
+
 @lru_cache(maxsize=_MOST_KERNELS)
 def _kernel(text: str, engine: Engine, schedule: str | None) -> Kernel:
     """One kernel for one text: a new closure of the same code compiles nothing."""
     return Kernel(load_text(text, name="<traced>"), engine=engine, schedule=schedule)
+
+
+def _default_dtype() -> Any:
+    """Of a tensor that a function makes of numbers; None while PyTorch is not loaded."""
+    torch = sys.modules.get("torch")
+    return None if torch is None else torch.get_default_dtype()
 
 
 # ---- arguments ---------------------------------------------------------------------------
@@ -183,6 +211,20 @@ def _kernel(text: str, engine: Engine, schedule: str | None) -> Kernel:
 
 def _refuse(argument: str, reason: str) -> AttnError:
     return AttnError(ReservedArgument(None, argument, reason))
+
+
+def _refuse_shared_heads(heads: int, shared: int) -> AttnError:
+    if shared and heads % shared == 0:
+        reason = f"{heads} query heads share {shared} of k and v; give `enable_gqa=True`"
+        return _refuse("enable_gqa=False", reason)
+    return AttnError(GroupMismatch(None, heads, shared))
+
+
+def _as_number(scale: Any) -> float:
+    try:
+        return float(scale)
+    except (TypeError, ValueError):
+        raise _refuse(f"scale={scale!r}", "it is one number") from None
 
 
 def _sink_element(sinks: Any, heads: int) -> str:
@@ -201,7 +243,12 @@ def _one_mask(mask_mod: Any, block_mask: Any, query: Any, key: Any) -> Any:
     if mask_mod is not None:
         raise _refuse("mask_mod", "`block_mask` has one already; join them by `and_masks`")
     if not callable(getattr(block_mask, "mask_mod", None)):
-        raise _refuse("block_mask", "it has no `mask_mod`, and nothing else of it is used")
+        reason = "it has no `mask_mod`, and nothing else of it is used"
+        if callable(block_mask):
+            reason = "it is a function; give it as `mask_mod=`"
+        elif is_array(block_mask):
+            reason = "it is an array; give a function that reads it as `mask_mod=`"
+        raise _refuse("block_mask", reason)
     made_for = getattr(block_mask, "seq_lengths", None)
     lengths = query.shape[2], key.shape[2]
     blocks = getattr(block_mask, "BLOCK_SIZE", None)
@@ -230,29 +277,56 @@ def _repeated(x: Any, count: int) -> Any:
 # ---- captured arrays ---------------------------------------------------------------------
 
 
-def _fitted_arrays(
-    captured: Iterable[Captured], file: ast.File, query: Any, key: Any
-) -> dict[str, Any]:
-    """Every array that the file declares, as it declares it, by name."""
-    block = file.items[-1]
-    assert isinstance(block, ast.Attention)
-    tensors = [s for s in block.statements if isinstance(s, ast.Tensor)]
-    dims = {t.name: tuple(dim.size for dim in t.dims) for t in tensors}
-    sizes: dict[str | int, int] = {
-        "B": query.shape[0], "Hq": query.shape[1], "Sq": query.shape[2], "Skv": key.shape[2],
-    }  # fmt: skip
-    return {
-        each.name: _fitted(each, dims[each.name], sizes) for each in captured if each.name in dims
-    }
+@final
+class _Cuts:
+    """What every call does to the captured arrays, to pass them as the file declares them.
 
+    A longer array, of which only the first part is read, is cut; nothing is copied.
+    """
 
-def _fitted(captured: Captured, dims: tuple[str | int, ...], sizes: Mapping[str | int, int]) -> Any:
-    """A longer array, of which only the first part is read, is cut; nothing is copied."""
-    array, shape = captured.array, captured.shape
-    if not shape:
-        return array.reshape(1)
-    wanted = tuple(min(has, sizes.get(dim, has)) for dim, has in zip(dims, shape, strict=True))
-    return array if wanted == shape else array[tuple(slice(0, size) for size in wanted)]
+    def __init__(self, captured: Iterable[Captured], file: ast.File) -> None:
+        block = file.items[-1]
+        assert isinstance(block, ast.Attention)
+        tensors = [s for s in block.statements if isinstance(s, ast.Tensor)]
+        dims = {t.name: tuple(dim.size for dim in t.dims) for t in tensors}
+        self._declared = [
+            (at, each.name, dims[each.name], each.shape)
+            for at, each in enumerate(captured)
+            if each.name in dims
+        ]
+        self._cuts: dict[tuple[int, ...], list[tuple[int, str, Any]]] = {}
+
+    def __call__(self, arrays: Sequence[Any], query: Any, key: Any) -> dict[str, Any]:
+        """The arrays by name."""
+        if not self._declared:
+            return {}
+        sizes = (*query.shape[:3], key.shape[2])
+        cuts = self._cuts.get(sizes)
+        if cuts is None:
+            cuts = [
+                (at, name, self._cut(dims, shape, sizes))
+                for at, name, dims, shape in self._declared
+            ]
+            if len(self._cuts) >= _MOST_KERNELS:
+                self._cuts.clear()
+            self._cuts[sizes] = cuts
+        return {
+            name: arrays[at] if cut is None
+            else arrays[at].reshape(1) if cut == ()
+            else arrays[at][cut]
+            for at, name, cut in cuts
+        }  # fmt: skip
+
+    @staticmethod
+    def _cut(
+        dims: tuple[str | int, ...], shape: tuple[int, ...], sizes: tuple[int, ...]
+    ) -> tuple[slice, ...] | None:
+        """The part that is read; None for all of it, `()` for the one of no dimensions."""
+        known: dict[str | int, int] = dict(zip(("B", "Hq", "Sq", "Skv"), sizes, strict=True))
+        if not shape:
+            return ()
+        wanted = tuple(min(has, known.get(dim, has)) for dim, has in zip(dims, shape, strict=True))
+        return None if wanted == shape else tuple(slice(0, size) for size in wanted)
 
 
 # ---- results -----------------------------------------------------------------------------

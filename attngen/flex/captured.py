@@ -19,8 +19,8 @@ from attngen.ir.types import ScalarType
 from attngen.record import record
 
 __all__ = [
-    "Captured", "element_of", "free_name", "is_array", "is_torch", "name_arrays", "read_shape",
-    "scalar_of", "with_stand_ins",
+    "Captured", "element_of", "free_name", "is_array", "is_filled", "is_torch", "name_arrays",
+    "read_shape", "scalar_of", "with_stand_ins",
 ]  # fmt: skip
 
 _ELEMENT: Final = {"float32": "float", "float16": "fp16", "bfloat16": "bf16"}
@@ -139,7 +139,7 @@ def _variables(function: FunctionType) -> dict[str, Any]:
     code = function.__code__
     found = {n: function.__globals__[n] for n in code.co_names if n in function.__globals__}
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        if _is_filled(cell):
+        if is_filled(cell):
             found[name] = cell.cell_contents
     defaults = function.__defaults__ or ()
     arguments = code.co_varnames[: code.co_argcount]
@@ -148,7 +148,7 @@ def _variables(function: FunctionType) -> dict[str, Any]:
     return found
 
 
-def _is_filled(cell: CellType) -> bool:
+def is_filled(cell: CellType) -> bool:
     try:
         cell.cell_contents  # noqa: B018
     except ValueError:
@@ -204,7 +204,7 @@ class _StandIns:
             return function
         code, cells = function.__code__, function.__closure__ or ()
         closure = tuple(
-            CellType(new[name]) if name in new and _is_filled(cell) else cell
+            CellType(new[name]) if name in new and is_filled(cell) else cell
             for name, cell in zip(code.co_freevars, cells, strict=True)
         )
         used = {n: new[n] for n in code.co_names if n in function.__globals__ and n in new}

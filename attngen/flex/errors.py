@@ -47,9 +47,11 @@ class NotTraceable(Diagnostic):
     code = "A263"
     title = "`{argument}` is no function of {parameters}"
     label = "it is {found}"
+    hint = "{advice}"
     argument: str
     parameters: str
     found: str
+    advice: str | None = None
 
 
 @final
@@ -58,12 +60,13 @@ class WrongResult(Diagnostic):
 
     code = "A264"
     title = "`{argument}` returns {found}; expected {expected}"
-    label = "this is returned"
+    label = "{pointed}"
     hint = "{advice}"
     argument: str
     found: str
     expected: str
     advice: str | None = None
+    pointed: str = "this is returned"
 
 
 @final

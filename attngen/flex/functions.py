@@ -6,8 +6,10 @@ throughout.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, Final
 
 from attngen.flex.arithmetic import (
@@ -72,7 +74,7 @@ from attngen.flex.rows import (
 from attngen.flex.values import Row, Scalar, Traced, Value, scalars_of, to_value
 from attngen.ir.types import ScalarType
 
-__all__ = ["FUNCTIONS", "apply", "call_library"]
+__all__ = ["CREATING", "FUNCTIONS", "apply", "call_library", "is_known", "name_of"]
 
 _BOOL, _INT, _FLOAT = ScalarType.BOOL, ScalarType.INT, ScalarType.FLOAT
 
@@ -88,7 +90,8 @@ def apply(name: str, *arguments: Any, **options: Any) -> Any:
     try:
         return FUNCTIONS[name](*arguments, **options)
     except TypeError as error:
-        raise refuse(f"this call of `{name}`", str(error)) from None
+        reason = re.sub(r"^[\w.<>]+\(\) ", "", str(error))  # the name of a function here
+        raise refuse(f"this call of `{name}`", reason) from None
 
 
 def call_library(function: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -96,7 +99,7 @@ def call_library(function: Any, arguments: tuple[Any, ...], options: dict[str, A
 
     Errors:  A261 for one that has no words in the language.
     """
-    name = _name(function)
+    name = name_of(function)
     if name == "getitem":
         return _getitem(*arguments)
     if name not in FUNCTIONS:
@@ -107,7 +110,7 @@ def call_library(function: Any, arguments: tuple[Any, ...], options: dict[str, A
     return apply(name, *arguments, **options)
 
 
-def _name(function: Any) -> str:
+def name_of(function: Any) -> str:
     """`add` for `Tensor.add`, `Tensor.__add__`, `torch.add`, `torch.ops.aten.add.Tensor`."""
     qualified = getattr(function, "_qualified_op_name", None)
     if qualified is None and hasattr(function, "overloadpacket"):
@@ -121,6 +124,33 @@ def _name(function: Any) -> str:
     if name.startswith("__"):
         name = name.strip("_")
     return _ALIASES.get(name, name)
+
+
+def is_known(value: Any) -> bool:
+    """Whether a value is one of PyTorch's or NumPy's functions that are traced.
+
+    What such a function gives follows from its arguments, and a tensor's contents.
+    """
+    kind = type(value)
+    if kind is FunctionType:
+        home = value.__globals__.get("__name__")
+    elif kind is BuiltinFunctionType:
+        is_method = not isinstance(value.__self__, ModuleType | None)
+        home = "" if is_method else value.__module__
+    elif kind.__name__ in _KINDS_OF_FUNCTIONS:
+        home = kind.__module__
+    else:
+        return False
+    name = name_of(value)
+    is_theirs = str(home).partition(".")[0] in ("numpy", "torch")
+    return is_theirs and (name in FUNCTIONS or name in CREATING)
+
+
+_KINDS_OF_FUNCTIONS: Final = ("OpOverload", "OpOverloadPacket", "_ArrayFunctionDispatcher", "ufunc")
+"""The classes of functions beside Python's own."""
+
+CREATING: Final = frozenset({"tensor", "as_tensor", "scalar_tensor", "full", "zeros", "ones"})
+"""Functions that make a tensor of numbers."""
 
 
 def _getitem(array: Any, index: Any) -> Any:

@@ -31,6 +31,8 @@ class Graph:
 
     def __init__(self, device: Any = None) -> None:
         self.device = device
+        self.is_computed = False
+        """Whether a function computed with tensors, not with what is traced."""
         self.captured: list[Captured] = []
         self.reads: list[ast.Index] = []
         self.names: dict[int, str] = {}

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from typing import Any, Final, final
 
 from attngen.diagnostics.diagnostic import AttnError
-from attngen.flex.captured import Captured, name_arrays, with_stand_ins
+from attngen.flex.captured import Captured, is_array, name_arrays, with_stand_ins
 from attngen.flex.errors import NotTraceable, WrongResult
-from attngen.flex.functions import call_library
+from attngen.flex.functions import CREATING, call_library, name_of
 from attngen.flex.graph import Graph
 from attngen.flex.places import function_place
 from attngen.flex.values import Row, Scalar, scalars_of, to_value
@@ -27,7 +27,10 @@ _BOOL, _INT, _FLOAT = ScalarType.BOOL, ScalarType.INT, ScalarType.FLOAT
 _INDICES: Final = {"batch": "b", "head": "h", "q_idx": "q", "kv_idx": "kv"}
 """FlexAttention's indices, and the language's: `q_idx` counts rows from 0, as `q` does."""
 _INDEX_BITS: Final = 2**31 - 1
-_CREATING: Final = frozenset({"tensor", "as_tensor", "scalar_tensor", "full", "zeros", "ones"})
+_ABOUT: Final = frozenset(
+    {".device", ".dtype", ".ndim", ".shape", "dim", "is_floating_point", "len", "numel", "size"}
+)
+"""What is asked about a tensor, whatever its contents."""
 _KIND_TEXT: Final = {_BOOL: "a truth value", _INT: "an integer", _FLOAT: "a number"}
 
 
@@ -44,6 +47,8 @@ class Trace:
     """Every read of a captured array, once."""
     variables: Mapping[int, str]
     """The Python variable that a node was stored in, by its id."""
+    is_computed: bool
+    """Whether the functions computed with tensors, whose contents may be in the trace."""
 
 
 def trace(score_mod: Any, mask_mod: Any, *, device: Any = None) -> Trace:
@@ -69,7 +74,7 @@ def trace(score_mod: Any, mask_mod: Any, *, device: Any = None) -> Trace:
         names.append(_name_of(mask_mod))
     name = "_".join(each for each in names if each) or "flex"
     captured, reads = tuple(graph.captured), tuple(graph.reads)
-    return Trace(name, score, mask, captured, reads, graph.variables)
+    return Trace(name, score, mask, captured, reads, graph.variables, graph.is_computed)
 
 
 def _run(graph: Graph, argument: str, function: Any, symbols: tuple[Scalar, ...]) -> Any:
@@ -90,9 +95,24 @@ def _run(graph: Graph, argument: str, function: Any, symbols: tuple[Scalar, ...]
         return result
     if isinstance(result, bool | int | float) or getattr(result, "shape", None) == ():
         return to_value(graph, result)
-    found = "a row" if isinstance(result, Row) else f"a value of type {type(result).__name__}"
     expected = "one number" if argument == "score_mod" else "one truth value"
-    raise AttnError(WrongResult(_place(function), argument, found, expected))
+    found, advice = _describe_result(result)
+    raise AttnError(
+        WrongResult(_place(function), argument, found, expected, advice, "by this function")
+    )
+
+
+def _describe_result(result: Any) -> tuple[str, str | None]:
+    """What a function returned that is no single value, and what would be one."""
+    if result is None:
+        return "nothing", "end it with `return`"
+    shape = getattr(result, "shape", None)
+    if isinstance(result, Row) or is_array(result):
+        found = "a row" if shape is None or len(shape) == 1 else "several rows"
+        sizes = " x ".join(map(str, shape or ()))
+        advice = "give every dimension of a tensor an index, or reduce it, as by `.sum()`"
+        return f"{found} of {sizes} elements", advice
+    return f"a value of type {type(result).__name__}", None
 
 
 def _as_score(result: Scalar, function: Any) -> ast.Expr:
@@ -121,16 +141,31 @@ def _result_place(result: Scalar, function: Any) -> Any:
 def _require_signature(argument: str, function: Any, count: int) -> None:
     names = ", ".join([*["score"] * (count - 4), *_INDICES])
     if not callable(function):
-        found = f"of type {type(function).__name__}"
-        raise AttnError(NotTraceable(None, argument, f"({names})", found))
+        found, advice = f"of type {type(function).__name__}", None
+        if is_array(function) and argument == "mask_mod":
+            advice = "a function can read it: `lambda b, h, q_idx, kv_idx: mask[q_idx, kv_idx]`"
+        raise AttnError(NotTraceable(None, argument, f"({names})", found, advice))
     try:
         signature = inspect.signature(function)
         signature.bind(*range(count))
     except TypeError:
         shown = f"{_name_of(function) or 'a function'}{signature}"
-        raise AttnError(NotTraceable(_place(function), argument, f"({names})", shown)) from None
+        other, its_count = ("mask_mod", 4) if argument == "score_mod" else ("score_mod", 5)
+        is_other = _takes(signature, its_count)
+        advice = f"it has the arguments of a `{other}`" if is_other else None
+        raise AttnError(
+            NotTraceable(_place(function), argument, f"({names})", shown, advice)
+        ) from None
     except ValueError:  # a builtin that does not tell
         return
+
+
+def _takes(signature: inspect.Signature, count: int) -> bool:
+    try:
+        signature.bind(*range(count))
+    except TypeError:
+        return False
+    return True
 
 
 def _place(function: Any) -> Any:
@@ -157,6 +192,14 @@ def _nowhere() -> Any:
     from attngen.diagnostics.span import Source
 
     return Source("<symbol>", "").span(0, 0)
+
+
+def _are_numbers(arguments: Iterable[Any]) -> bool:
+    """Whether no argument is an array, or holds one."""
+    return not any(
+        is_array(each) or (isinstance(each, list | tuple) and not _are_numbers(each))
+        for each in arguments
+    )
 
 
 # ---- PyTorch -----------------------------------------------------------------------------
@@ -187,8 +230,12 @@ def _watcher() -> Callable[[Graph], Any]:
             options = kwargs or {}
             if any(True for _ in scalars_of((*args, *options.values()))):
                 return call_library(function, args, options)
+            name = name_of(function)
+            is_new = name in CREATING
+            is_of_numbers = is_new and _are_numbers((*args, *options.values()))
+            if not is_of_numbers and name not in _ABOUT:
+                self._graph.is_computed = True
             result = function(*args, **options)
-            is_new = getattr(function, "__name__", "") in _CREATING
             if is_new and result.shape == ():
                 return to_value(self._graph, result.item())
             return result

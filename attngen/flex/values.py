@@ -446,7 +446,9 @@ def _index(graph: Graph, given: Any, size: int) -> Scalar:
     if not isinstance(value, Scalar):
         raise refuse("this index", "a row picks several elements", "index by one number")
     if value.kind is not ScalarType.INT:
-        raise refuse(f"an index that is a {value.kind_text}", "only an integer picks an element")
+        advice = "divide by `//`, or use `.int()`" if value.kind is ScalarType.FLOAT else None
+        what = "float" if value.kind is ScalarType.FLOAT else value.kind_text
+        raise refuse(f"an index that is a {what}", "only an integer picks an element", advice)
     constant = value.constant
     if constant is not None and constant < 0:  # counts from the end
         return Scalar(graph, graph.literal(int(constant) + size), ScalarType.INT)

@@ -31,7 +31,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
 def test_every_part_launches_what_the_call_does(variant: Variant, launches: Launches) -> None:
     with fakes(LIBRARY):
         parts = steady_call.parts_of_call(LIBRARY, variant)
-        assert len(launches) == variant.launches  # the call that left the plan
+        assert len(launches) == 2  # the call that left the plan, and one of Python functions
         found = {}
         for name, part in parts.items():
             launches.clear()
@@ -39,6 +39,9 @@ def test_every_part_launches_what_the_call_does(variant: Variant, launches: Laun
             found[name] = list(launches)
     assert found["read"] == found["fill"] == []
     assert len(found["steady"]) == variant.launches
+    assert ("flex" in found) == (variant.launches == 1)
+    for name in {"flex", "traced"} & found.keys():
+        assert len(found[name]) == 1, name
     for name in ("start", "nothing", "full"):
         assert found[name] == found["steady"], name
 

@@ -100,6 +100,8 @@ def torch() -> Any:
     [
         ("mask causal", "spec"),
         ("", "spec"),
+        ("scale 0.5\n    mask causal", "spec"),
+        ("param t : float = 0.3\n    scale t / sqrt(Dqk)", "spec"),
         ("mask window(left = 5)", "causal"),
         ("mask window(left = 5, right = 2)", "full"),
         ("score s + 0.5 * (kv - qpos)\n    mask causal", "causal"),
@@ -115,6 +117,34 @@ def test_plain_libraries_compute_the_spec_or_what_is_near(
     assert all(each["ms"] > 0 for each in found.values())
     compared = {name for name, each in found.items() if each["fraction"] is not None}
     assert compared == {"attngen", "flex", *(["fa2"] if computes == "spec" else [])}
+
+
+@pytest.mark.usefixtures("torch")
+@pytest.mark.filterwarnings("ignore")
+def test_plain_libraries_take_one_scale(tmp_path: Path) -> None:
+    path = write(tmp_path, "attention a {\n    head_dim 16\n    scale 1.0 / (h + 2)\n}\n")
+    found = results(path, *DRY, "--peers", "fa2,flex")
+    assert found["fa2"]["reason"] == "it takes one scale for all pairs"
+    assert found["flex"]["fraction"] is not None
+
+
+@pytest.mark.parametrize("scale", [None, 0.5])
+def test_the_scale_goes_to_flash_attention(
+    scale: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which has another word for it than PyTorch."""
+    seen: list[dict[str, Any]] = []
+
+    def call(name: str, q: Any, k: Any, v: Any, **options: Any) -> Any:
+        seen.append(options)
+        return lambda: q
+
+    monkeypatch.setattr(module, "call_flash", call)
+    monkeypatch.setattr(module, "why_missing", lambda name, machine: None)
+    line = "" if scale is None else f"scale {scale}"
+    path = write(tmp_path, f"attention a {{\n    head_dim 16\n    {line}\n}}\n")
+    run("bench", path, *DRY, "--peers", "fa3")
+    assert seen == [{"causal": False, "softmax_scale": scale or 0.25}]
 
 
 @pytest.mark.usefixtures("torch")

@@ -15,6 +15,7 @@ import pytest
 from attngen.diagnostics.diagnostic import AttnError
 from attngen.flex import attention, flex_attention
 from attngen.flex.numbers_seen import NumbersSeen
+from attngen.flex.remembered import Traces
 from tests.flex.dense import attend, operands
 
 
@@ -39,6 +40,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
     monkeypatch.setattr(attention, "Kernel", record)
     monkeypatch.setattr(attention, "_numbers", NumbersSeen())
+    monkeypatch.setattr(attention, "_traces", Traces())
     attention._kernel.cache_clear()
     yield made
     attention._kernel.cache_clear()
@@ -110,8 +112,10 @@ def test_rows_without_a_key_give_zero() -> None:
 def test_shared_heads_need_enable_gqa() -> None:
     q, k, v = operands(1, 4, 2, 3, 3)
     assert run(q, k, v, enable_gqa=True).shape == q.shape
-    with pytest.raises(AttnError, match="A627"):
+    with pytest.raises(AttnError, match=r"A632.*give `enable_gqa=True`"):
         run(q, k, v)
+    with pytest.raises(AttnError, match="A627"):
+        run(*operands(1, 4, 3, 3, 3))
 
 
 def test_a_block_mask_gives_its_mask_mod() -> None:
@@ -135,7 +139,10 @@ def test_a_block_mask_lets_sequences_share_keys() -> None:
     [
         ({"block_mask": block_mask(causal, 5, 7)}, "A621"),
         ({"block_mask": block_mask(causal, 5, 6), "mask_mod": causal}, "A632"),
-        ({"block_mask": object()}, "A632"),
+        ({"block_mask": object()}, "A632.*has no `mask_mod`"),
+        ({"block_mask": causal}, "A632.*give it as `mask_mod=`"),
+        ({"block_mask": np.ones((5, 6), np.bool_)}, "A632.*a function that reads it"),
+        ({"scale": "x"}, "A632.*it is one number"),
         ({"return_lse": True, "return_aux": SimpleNamespace(lse=True, max_scores=False)}, "A632"),
     ],
 )

@@ -121,3 +121,31 @@ def test_errors_of_the_checker_name_the_python_line() -> None:
     (note,) = caught.value.__notes__
     assert note.startswith(f"traced from {__file__}:")
     assert note.endswith(": return s + q // 0")
+
+
+NUMBERS = np.arange(4, dtype=np.float32)
+
+SAID: list[tuple[Any, Any, str, str | None]] = [
+    (lambda s, b, h, q, kv: matrix[q], None, "returns a row of 4 elements", "`.sum()`"),
+    (lambda s, b, h, q, kv: matrix, None, "returns several rows of 4 x 4 elements", "`.sum()`"),
+    (lambda s, b, h, q, kv: None, None, "returns nothing; expected one number", "`return`"),
+    (lambda s, b, h, q, kv: (s, q), None, "returns a value of type tuple", None),
+    (lambda s, b, h, q, kv: s + NUMBERS[q / 2], None, "an index that is a float", "by `//`"),
+    (lambda b, h, q, kv: q >= kv, None, "`score_mod` is no function", "of a `mask_mod`"),
+    (None, lambda s, b, h, q, kv: s, "`mask_mod` is no function", "of a `score_mod`"),
+    (None, lambda b, h, q: q > 1, "`mask_mod` is no function", None),
+    (None, matrix, "`mask_mod` is no function", "mask[q_idx, kv_idx]"),
+]
+
+
+@pytest.mark.parametrize(("score_mod", "mask_mod", "message", "hint"), SAID)
+def test_what_is_said(score_mod: Any, mask_mod: Any, message: str, hint: str | None) -> None:
+    found = _fault(score_mod, mask_mod)
+    assert message in found.message()
+    said = found.hint_text()
+    assert said is None if hint is None else said is not None and hint in said
+
+
+def test_a_call_with_wrong_arguments_names_no_function_of_attngen() -> None:
+    found = _fault(lambda s, b, h, q, kv: s.masked_fill(q < kv))
+    assert found.label_text() == "missing 1 required positional argument: 'value'"

@@ -15,7 +15,8 @@ import torch.nn.attention.flex_attention as peer  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
 from attngen.diagnostics.diagnostic import AttnError  # noqa: E402
-from attngen.flex import flex_attention, from_python  # noqa: E402
+from attngen.flex import attention, flex_attention, from_python  # noqa: E402
+from attngen.flex.remembered import Traces  # noqa: E402
 from tests.flex.dense import operands  # noqa: E402
 from tests.flex.examples import EXAMPLES, Example  # noqa: E402
 from tests.flex.peer import eager, largest_difference  # noqa: E402
@@ -266,3 +267,125 @@ def test_the_watch_ends_with_the_trace() -> None:
     with pytest.raises(AttnError):
         from_python(lambda s, b, h, q, kv: torch.sin(s))
     assert isinstance(torch.tensor(3.0), torch.Tensor)
+
+
+# ---- functions that are called again -----------------------------------------------------
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The functions that were traced, from none remembered on."""
+    made: list[Any] = []
+    trace = attention.trace
+
+    def record(*functions: Any, **options: Any) -> Any:
+        made.append(functions)
+        return trace(*functions, **options)
+
+    monkeypatch.setattr(attention, "trace", record)
+    monkeypatch.setattr(attention, "_traces", Traces())
+    return made
+
+
+def agrees(score_mod: Any = None, mask_mod: Any = None) -> bool:
+    return bool(largest_difference(*tensors(1, 2, 2, 20, 24), score_mod, mask_mod) < 2e-5)
+
+
+def test_another_tensor_and_its_contents(traced: list[Any]) -> None:
+    def biased(bias: Any) -> Any:
+        return lambda s, b, h, q, kv: torch.tanh(s) + bias[kv] * torch.tensor(0.5)
+
+    row = torch.linspace(0, 1, 24)
+    assert agrees(biased(row))
+    assert agrees(biased(-row))
+    row.mul_(3)
+    assert agrees(biased(row))
+    assert len(traced) == 1
+    for other in (row.half(), torch.cat([row, row]), row.to("meta")):
+        if other.device.type == "cpu":
+            assert agrees(biased(other))
+        else:
+            with pytest.raises(AttnError):
+                flex_attention(*tensors(1, 2, 2, 20, 24), biased(other), engine="numpy")
+    assert len(traced) == 4
+
+
+VALUES: dict[str, Callable[[Any], Any]] = {
+    "item": lambda t: t[0].item(),
+    "int": lambda t: int(t[0]),
+    "list": lambda t: t.tolist()[0],
+    "truth": lambda t: 3 if t[0] > 3 else 1,
+    "length of a text": lambda t: len(f"{t[0]}"),
+    "new tensor": lambda t: torch.tensor(t[0]),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_contents_that_are_read_while_tracing(name: str, traced: list[Any]) -> None:
+    """Nothing says when they change, so the function is traced again."""
+    lengths, read = torch.tensor([3, 4]), VALUES[name]
+
+    def mask_mod(b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return kv < read(lengths)
+
+    for length in (3, 11):
+        lengths[0] = length
+        text = flex_attention(*tensors(1, 2, 2, 20, 24), mask_mod=mask_mod, engine="numpy")
+        expected = eager(*tensors(1, 2, 2, 20, 24), None, lambda b, h, q, kv: kv < read(lengths))
+        assert (text - expected[0]).abs().max() < 5e-6
+    assert len(traced) == 2
+
+
+def test_a_tensor_that_is_computed(traced: list[Any]) -> None:
+    def score_mod(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return s + (TABLE[:, 0] * 2)[q]
+
+    assert agrees(score_mod)
+    assert agrees(score_mod)
+    assert len(traced) == 2
+
+
+def test_what_is_asked_about_a_tensor(traced: list[Any]) -> None:
+    def score_mod(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return s + TABLE[q, TABLE.shape[1] - 1].to(s.dtype) * TABLE.size(0) * TABLE.dim()
+
+    assert agrees(score_mod)
+    assert agrees(score_mod)
+    assert len(traced) == 1
+
+
+def test_the_default_dtype(traced: list[Any]) -> None:
+    """A tensor that a function makes of a number has it."""
+
+    def score_mod(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return s * torch.tensor(0.1)
+
+    q, k, v = tensors(1, 2, 2, 20, 24)
+    exact = flex_attention(q, k, v, score_mod, engine="numpy")
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        rounded = flex_attention(q, k, v, score_mod, engine="numpy")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert not torch.equal(exact, rounded)
+
+
+def test_a_patched_function_of_pytorch(monkeypatch: pytest.MonkeyPatch, traced: list[Any]) -> None:
+    def score_mod(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return torch.tanh(s)
+
+    q, k, v = tensors(1, 2, 2, 20, 24)
+    before = [flex_attention(q, k, v, score_mod, engine="numpy") for _ in range(2)]
+    monkeypatch.setattr(torch, "tanh", torch.sigmoid)
+    after = flex_attention(q, k, v, score_mod, engine="numpy")
+    assert torch.equal(*before)
+    assert not torch.equal(before[0], after)
+    assert len(traced) == 2
+
+
+def test_a_module_is_not_looked_into(traced: list[Any]) -> None:
+    layer = Layer()
+    q, k, v = tensors(1, 4, 4, 20, 24)
+    first = flex_attention(q, k, v, layer.score, engine="numpy")
+    layer.slopes = layer.slopes * 2
+    assert not torch.equal(first, flex_attention(q, k, v, layer.score, engine="numpy"))
