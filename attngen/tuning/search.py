@@ -6,6 +6,10 @@
     check         against the oracle, a ragged call included      exam.py
     race          in turns; the beaten drop out                   timing.py
     look beside   what differs from the winner in one setting is compiled, checked and raced, too
+    final         between the few that nobody could tell apart, longer, and with the GPU warm
+
+The default is in every race, as what all others are compared with, and it is the winner unless
+another one is faster by more than 1 %, beyond doubt.
 
 Whatever happens, what was measured is kept: at the end of the budget, after Ctrl-C, and when the
 device is lost.
@@ -30,7 +34,7 @@ from attngen.tuning.cost_model import CostModel, Prediction
 from attngen.tuning.errors import NothingTimed
 from attngen.tuning.exam import Verdict
 from attngen.tuning.space import Space, describe
-from attngen.tuning.timing import LostError, Race, RacePlan, Timer, Times, summarize
+from attngen.tuning.timing import LostError, Race, RacePlan, Timer, Times, scaled, summarize
 
 __all__ = [
     "Discarded", "Findings", "Measured", "Plan", "Progress", "Search", "Stage", "Stand", "Tell",
@@ -42,8 +46,14 @@ _FAMILY_SHARE: Final = 2
 _FAR: Final = 2.0
 """But none that is predicted to take more than this many times the best."""
 _USUAL_RACE: Final = RacePlan()
-_COMPILING, _RACING = 0.5, 0.75
-"""Parts of the budget at which compiling, and the first race, have to end."""
+_FINAL: Final = RacePlan(min_rounds=12, max_rounds=40, sample_ms=20.0, warm_ms=1000.0)
+_FINALISTS: Final = 4
+_CLOSE: Final = 1.02
+"""Finalists are those that may take at most so many times the fastest."""
+_TIE: Final = 0.01
+"""By how much another schedule has to be faster than the default."""
+_COMPILING, _RACING, _COMPILING_BESIDE, _RACING_BESIDE = 0.5, 0.7, 0.8, 0.9
+"""Parts of the budget at which each step has to end."""
 
 
 @final
@@ -55,6 +65,7 @@ class Plan:
     takes_all:  compile every candidate instead, whatever is predicted.
     budget_s:   seconds for everything; None: as long as it takes.
     compilers:  threads that compile; None: one for each processor.
+    final:      the last race; None: there is none.
     """
 
     most: int = 24
@@ -63,6 +74,7 @@ class Plan:
     budget_s: float | None = 60.0
     compilers: int | None = None
     race: RacePlan = _USUAL_RACE
+    final: RacePlan | None = _FINAL
 
 
 class Stage(Enum):
@@ -97,12 +109,15 @@ class Discarded:
 class Measured:
     """A right schedule and its time.
 
+    times:   in the state of the GPU of the last race, by its ratio to the default (`timing.py`).
+    ratio:   times of the reference, which is the default where that could be timed.
     remark:  why it dropped out of the race; None where it ran to the end.
     """
 
     build: Build
     verdict: Verdict
     times: Times
+    ratio: Times
     remark: str | None
 
     @property
@@ -113,7 +128,7 @@ class Measured:
 @final
 @record(eq=False, kw_only=True)
 class Findings:
-    """What a search found, the fastest first.
+    """What a search found, the fastest first; whoever was beaten stands behind all others.
 
     is_interrupted:  it was stopped by hand.
     failure:         why it ended early, where it did so by itself.
@@ -130,7 +145,13 @@ class Findings:
 
     @property
     def best(self) -> Measured | None:
-        return self.measured[0] if self.measured else None
+        """The default, unless another one is clearly faster."""
+        default = self.default
+        if default is None:
+            return self.measured[0] if self.measured else None
+        fastest = self.measured[0]
+        is_clear = fastest.ratio.ms < 1 - _TIE and fastest.ratio.high_ms < 1
+        return fastest if is_clear else default
 
     @property
     def default(self) -> Measured | None:
@@ -218,7 +239,7 @@ class Search:
         self, *, is_interrupted: bool = False, failure: AttnError | None = None
     ) -> Findings:
         """What is known by now."""
-        measured = sorted(self._measured(), key=lambda m: m.times.ms)
+        measured = sorted(self._measured(), key=lambda m: (m.remark is not None, m.times.ms))
         timed = {m.schedule for m in measured}
         reasons = {r.schedule: Discarded(r.schedule, Stage.RESOURCES, r.reason)
                    for r in self._space.rejected}  # fmt: skip
@@ -248,13 +269,16 @@ class Search:
             reasons = (f"{describe(d.schedule)}: {d.reason}" for d in self._discarded.values())
             device = self._space.target
             raise AttnError(NothingTimed(None, self._name, device, "; ".join(reasons)))
-        running = self._race(tuple(self._admitted), until=_RACING)
+        running = self._race(tuple(self._admitted), plan.race, until=_RACING)
         if running:
             beside = self._beside(running[0])
-            self._admit(beside, until=(1 + _RACING) / 2)
+            self._admit(beside, until=_COMPILING_BESIDE)
             more = tuple(s for s in beside if s in self._admitted)
             if more:
-                self._race((*running, *more), until=1.0)
+                running = self._race((*running, *more), plan.race, until=_RACING_BESIDE)
+        finalists = self._finalists(running)
+        if plan.final is not None and len(finalists) > 1:
+            self._race(finalists, plan.final, until=1.0)
 
     def _admit(self, schedules: Sequence[Schedule], until: float) -> None:
         """Compile side by side, and check what is compiled meanwhile."""
@@ -311,12 +335,12 @@ class Search:
             return
         self._admitted[schedule] = build, verdict
 
-    def _race(self, schedules: Sequence[Schedule], until: float) -> tuple[Schedule, ...]:
+    def _race(
+        self, schedules: Sequence[Schedule], plan: RacePlan, until: float
+    ) -> tuple[Schedule, ...]:
         """Time them; those that are left, the fastest first."""
         by_name = {_name_of(schedule): schedule for schedule in schedules}
-        default = _name_of(self._space.default)
-        kept = [default] if default in by_name else []
-        race = Race(self._stand, tuple(by_name), self._plan.race, kept=kept)
+        race = Race(self._stand, tuple(by_name), plan, reference=_name_of(self._space.default))
         self._races.append(race)
         for number in race.rounds():
             self._say(f"round {number + 1} of the race, {len(race.running)} left")
@@ -324,8 +348,19 @@ class Search:
             if limit is not None and limit <= 0 and race.samples:
                 break
         timed = [name for name in race.running if race.samples.get(name)]
-        timed.sort(key=lambda name: summarize(race.samples[name]).ms)
+        timed.sort(key=lambda name: race.ratio(name).ms)
         return tuple(by_name[name] for name in timed)
+
+    def _finalists(self, running: Sequence[Schedule]) -> tuple[Schedule, ...]:
+        """The default, and the few that may be the fastest, by the race that came last."""
+        if not running:
+            return ()
+        race, default = self._races[-1], self._space.default
+        found = {schedule: race.ratio(_name_of(schedule)) for schedule in running}
+        most = _CLOSE * found[running[0]].ms
+        close = [s for s in running if found[s].low_ms <= most and s != default]
+        kept = [default] if default in found else []
+        return (*kept, *close[: _FINALISTS - len(kept)])
 
     def _beside(self, winner: Schedule) -> list[Schedule]:
         """What differs from the winner in one setting, and by one step of it, the best first."""
@@ -342,7 +377,16 @@ class Search:
             races = [race for race in self._races if race.samples.get(name)]
             if races:  # the last is the one in which it met the best
                 race = races[-1]
-                yield Measured(build, verdict, summarize(race.samples[name]), race.outs.get(name))
+                ratio = race.ratio(name)
+                times = scaled(ratio, self._reference_ms(race))
+                yield Measured(build, verdict, times, ratio, race.outs.get(name))
+
+    def _reference_ms(self, race: Race) -> float:
+        """Of a race's reference, as it was timed last."""
+        name = race.reference
+        assert name is not None
+        last = next(r for r in reversed(self._races) if r.samples.get(name))
+        return summarize(last.samples[name]).ms
 
     def _left_out(self, schedule: Schedule) -> Discarded:
         for race in self._races:
@@ -368,7 +412,7 @@ class Search:
         best = None
         if self._races and (leader := self._races[-1].leader) is not None:
             by_name = {_name_of(schedule): schedule for schedule in self._admitted}
-            best = by_name[leader], summarize(self._races[-1].samples[leader]).ms
+            best = by_name[leader], self._races[-1].times(leader).ms
         budget_s = self._plan.budget_s
         spent = None if budget_s is None else (self._now() - self._start) / max(budget_s, 1e-9)
         self._tell(Progress(doing, spent if spent is None else min(1.0, spent), best))
