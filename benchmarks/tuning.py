@@ -7,7 +7,8 @@
 In every cell a search runs as `attngen tune` does it, and then an exhaustive one: every schedule
 that the families' resource formulas admit, each timed to the end.  `--within 1.5` leaves out those
 that the model predicts to take more than 1.5 times the best, which saves most of the time; then
-`exhaustive_s` is not that of a whole search, and the goal for times is not judged by it.  The
+`exhaustive_s` is not that of a whole search, and the goal for times is not judged by it; `--orders`
+says the same of those that differ from another in the order inside a step alone.  The
 winners of both, the default and the model's choice are then timed anew, in turns, until their
 ratios are known.  The suite `lengths` tunes one causal attention for six lengths and says how long
 that takes.
@@ -117,6 +118,7 @@ class Effort:
     """How much is tried.
 
     within:  schedules that are predicted to take at most so many times the best are all tried.
+    orders:  the same for those that differ from another one in the order inside a step alone.
     most:    and at most so many.
     store:   where records are kept.
     """
@@ -124,6 +126,7 @@ class Effort:
     plan: Plan
     fresh: RacePlan
     within: float
+    orders: float = math.inf
     most: int = 1 << 10
     store: Store | None = None
 
@@ -243,8 +246,13 @@ def summary(records: Sequence[Record]) -> Record:
 def _near(job: Job, effort: Effort) -> tuple[Schedule, ...]:
     """The default, and what is predicted to be fast enough for the exhaustive search."""
     ranked = job.model.rank(job.space.candidates)
-    most = effort.within * ranked[0][1].us
-    far = {s for s, p in ranked if p.us > most} - {job.space.default}
+    least = ranked[0][1].us
+
+    def is_far(schedule: Schedule, us: float) -> bool:
+        orders = effort.orders if schedule.has_order else math.inf
+        return us > min(effort.within, orders) * least
+
+    far = {s for s, p in ranked if is_far(s, p.us)} - {job.space.default}
     return tuple(s for s in job.space.candidates if s not in far)[: effort.most]
 
 
@@ -355,7 +363,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     store = None if given.records is None else Store(given.records)
     plan = Plan(budget_s=given.each)
-    effort = Effort(plan=plan, fresh=_FRESH, within=given.within, store=store)
+    effort = Effort(plan=plan, fresh=_FRESH, within=given.within, orders=given.orders, store=store)
     name = "cpu" if is_dry else _gpu_name()
     if is_dry:
         cells = tuple(shrink(cell) for cell in cells)
@@ -441,6 +449,7 @@ def _describe(name: str, machine: Machine, given: argparse.Namespace) -> Record:
         "versions": {**environment.installed_versions(), "attngen": attngen.__version__},
         "clocks": environment.read_clocks(),
         "within": given.within if math.isfinite(given.within) else None,
+        "orders": given.orders if math.isfinite(given.orders) else None,
         "ahead": given.ahead,
         "part": "{}/{}".format(*given.part),
         "each": given.each,
@@ -464,6 +473,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="for everything")
     parser.add_argument("--each", type=float, default=20.0, metavar="SECONDS", help="for a search")
     parser.add_argument("--within", type=float, default=math.inf)
+    parser.add_argument("--orders", type=float, default=math.inf, help="--within for `overlap`")
     parser.add_argument("--ahead", action="store_true", help="compile before anything is timed")
     parser.add_argument("--part", type=_fraction, default=(1, 1), metavar="I/N")
     parser.add_argument("--out", type=Path, metavar="DIR")

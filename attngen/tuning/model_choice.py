@@ -41,7 +41,8 @@ def choose_by_model(attention: Attention, question: Question) -> Schedule | None
     if call is None or question.problem.layout is not LayoutClass.ALIGNED:
         return None
     try:
-        space = collect(attention, question.wanted, targets.get(question.device.arch))
+        target = targets.get(question.device.arch)
+        space = collect(attention, question.wanted, target, with_orders=False)
     except AttnError:
         return None
     known = [s for s in space.candidates if _is_near(s, space.default)]

@@ -109,7 +109,7 @@ def test_what_a_cell_tries_is_compiled_ahead(monkeypatch: pytest.MonkeyPatch) ->
         make_builder=lambda subject: cast(Any, Recorder()),
     )
     plan = Plan(most=8, beside=2)
-    effort = Effort(plan=plan, fresh=RacePlan(), within=1.1)
+    effort = Effort(plan=plan, fresh=RacePlan(), within=1.1, orders=1.0)
     job = make_job(cell, machine)
     assert compile_ahead((cell, replace(cell, S=2048)), machine, effort) == len(built)
     assert job.space.default in built

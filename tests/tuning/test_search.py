@@ -150,6 +150,19 @@ def test_a_setting_that_the_model_does_not_see_is_found_beside_the_winner() -> N
     assert found.best.schedule.stages == 3
 
 
+def test_every_order_of_the_winner_is_tried() -> None:
+    def law(s: Schedule) -> float:
+        gain = 0.95 if (s.late_values, s.early_weights, s.late_keys) == (0, 128, True) else 1.0
+        return gain * near_to(128, 128)(s)
+
+    simulation = Simulation(law, noise=0.002)
+    found = search(simulation)
+    assert found.best is not None
+    assert found.best.schedule.late_keys
+    mine = [s for s in simulation.built if (s.tile_q, s.tile_kv, s.stages) == (128, 128, 2)]
+    assert len([s for s in mine if s.kernel == "forward_wgmma"]) == 8
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_a_clock_that_falls_names_no_beaten_winner(seed: int) -> None:
     # The default is the best; the same with three stages takes 7 % longer, and all else more.
@@ -261,11 +274,11 @@ def test_who_is_checked_for_too_long_leaves_no_time_for_the_others() -> None:
         return check(name, build)
 
     simulation.check = check_slowly  # type: ignore[method-assign]
-    found = search(simulation, Plan(budget_s=12.0, compilers=2))
+    found = search(simulation, Plan(most=18, beside=0, budget_s=12.0, compilers=2))
     assert len(found.measured) == 3  # 6 of 12 seconds are for compiling and checking
     assert found.default is not None
     late = [d for d in found.discarded if d.stage is Stage.BUDGET]
-    assert len(late) == Plan().most - Plan().beside - 3
+    assert len(late) == 18 - 3
 
 
 def test_who_compiles_for_too_long_is_left_behind() -> None:
@@ -280,7 +293,7 @@ def test_who_compiles_for_too_long_is_left_behind() -> None:
     simulation.build = build_slowly  # type: ignore[method-assign]
     simulation._build_s = 0.0
     try:
-        found = search(simulation, Plan(budget_s=0.6, compilers=30))
+        found = search(simulation, Plan(most=18, beside=0, budget_s=0.6, compilers=30))
     finally:
         is_over.set()
     left = {d.schedule.tile_kv for d in found.discarded if d.stage is Stage.BUDGET}
