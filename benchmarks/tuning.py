@@ -69,6 +69,9 @@ from attngen.tuning.build import Builder
 from attngen.tuning.call import Call, Subject
 from attngen.tuning.cost_model import CostModel
 from attngen.tuning.exam import make_exam
+from attngen.tuning.lookup import Question
+from attngen.tuning.model_choice import choose_by_model
+from attngen.tuning.problem import Problem
 from attngen.tuning.search import Findings, Plan, Search, Stage, shortlist
 from attngen.tuning.space import Space, collect, describe
 from attngen.tuning.store import Store
@@ -169,7 +172,7 @@ def measure_cell(cell: Cell, machine: Machine, effort: Effort) -> Record:
         "tuned": _keep(tuned, job, machine, effort),
         "exhaustive": fastest,
         "default": job.space.default,
-        "model": job.model.choose(job.space.default, job.space.candidates),
+        "model": _choose_unmeasured(job, machine),
     }
     _keep(everything, job, machine, effort)
     race, names = _time_anew(job, machine, set(chosen.values()), effort.fresh)
@@ -241,6 +244,16 @@ def summary(records: Sequence[Record]) -> Record:
         "lengths": len(lengths),
         "lengths_s": round(sum(r["tuned_s"] for r in lengths), 1),
     }
+
+
+def _choose_unmeasured(job: Job, machine: Machine) -> Schedule:
+    """What a lookup without records answers."""
+    attention, call = job.subject.attention, job.call
+    assert attention.dtype is not None
+    problem = Problem.of(attention.dtype.name, call.sizes, machine.device.sm_count)
+    op = digest_operation(attention)
+    question = Question(op, problem, machine.device, job.subject.schedule)
+    return choose_by_model(attention, question) or job.space.default
 
 
 def _near(job: Job, effort: Effort) -> tuple[Schedule, ...]:

