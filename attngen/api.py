@@ -572,7 +572,17 @@ class Kernel:
         self._lookup = lookup = self._lookup or open_lookup()
         attention, target = lowered.program.attention, lowered.target
         question = self._question(lowered, sizes, device, is_aligned=is_aligned)
-        answer = lookup.find(question, lambda s: reasons_against(attention, s, target))
+
+        def choose(question: Question) -> Schedule | None:
+            from attngen.tuning.model_choice import choose_by_model
+
+            return choose_by_model(attention, question)
+
+        answer = lookup.find(
+            question,
+            lambda s: reasons_against(attention, s, target),
+            None if self._tune == "cached" else choose,
+        )
         if answer.notes:
             _say_once(f"{self.name}: {'; '.join(answer.notes)}")
         return answer

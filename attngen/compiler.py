@@ -109,7 +109,7 @@ def lower_program(
     attention = run_passes(specialize(checked.attention, dtype, *head_dims), observe)
     schedule = schedule or checked.schedule_for(target.name)
     if family is not None:
-        schedule = replace(_with_free_tiles(schedule), kernel=family)
+        schedule = replace(schedule.with_free_tiles(), kernel=family)
     _, schedule, notes = choose_family(attention, schedule, target)
     return replace(lower_schedule(attention, schedule, target), notes=notes)
 
@@ -186,7 +186,7 @@ def choose_family(
         if not reasons:
             return family, family.complete(attention, schedule, target), tuple(notes)
         notes.append(f"{family.name} on {target.name} does not take it: {'; '.join(reasons)}")
-    free = _with_free_tiles(schedule)
+    free = schedule.with_free_tiles()
     for family in candidates:
         reasons = family.reasons_against(attention, free, target)
         if not reasons:
@@ -205,7 +205,3 @@ def reasons_against(attention: Attention, schedule: Schedule, target: Target) ->
     if attention.dtype not in family.dtypes or not target.features.issuperset(family.features):
         return (f"{family.name} is not made for this element type or target",)
     return family.reasons_against(attention, schedule, target)
-
-
-def _with_free_tiles(schedule: Schedule) -> Schedule:
-    return replace(schedule, tile_q=None, tile_kv=None, stages=None, warps=None, splits=None)

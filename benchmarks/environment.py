@@ -63,7 +63,7 @@ def installed_versions() -> dict[str, str]:
 
 
 def read_clocks() -> dict[str, float | None] | None:
-    """Clocks, power and temperature of the first GPU, as nvidia-smi reports them; never set.
+    """Clocks, power and temperature of the first visible GPU, as nvidia-smi says; never set.
 
     None without nvidia-smi.
     """
@@ -91,7 +91,9 @@ def _number(text: str) -> float | None:
 
 
 def _ask_gpu(fields: str) -> str | None:
-    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits", "--id=0"]
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0] or "0"
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    command.append(f"--id={first}")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):

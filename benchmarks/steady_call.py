@@ -117,7 +117,7 @@ class FakeDriver:
             shared_bytes=227 * 1024,
             l2_bytes=60 << 20,
             memory_khz=3_201_000,
-            memory_bits=6144,
+            memory_bits=6016,
         )
 
     def encode_tensor_map(self, tensor: TensorMap) -> bytes:

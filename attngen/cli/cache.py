@@ -169,6 +169,9 @@ def _describe(found: Record) -> str:
         for name, value in (("stages", schedule.stages), ("warps", schedule.warps))
         if value is not None
     ]
+    if schedule.has_order:
+        keys = "late" if schedule.late_keys else "early"
+        words.append(f"overlap {schedule.late_values}/{schedule.early_weights}/{keys}")
     return ", ".join(words)
 
 

@@ -50,6 +50,8 @@ from attngen.kernels import all_families
 from attngen.kernels.base import list_arrays
 from attngen.record import record
 from attngen.targets.base import Target
+from attngen.tuning.device_class import DeviceClass
+from attngen.tuning.space import describe
 
 __all__ = ["command"]
 
@@ -78,6 +80,10 @@ DEFAULT_SIZES: Final[Mapping[str, int]] = {"B": 1, "Hq": 8, "Sq": 1024}
     help="Targets.",
 )  # fmt: skip
 @click.option(
+    "--device", metavar="NAME",
+    help="Say which schedule calls of this shape get on a GPU, such as h200, and why.",
+)  # fmt: skip
+@click.option(
     "--svg", type=click.Path(path_type=Path), metavar="FILE",
     help="Write the map of tiles as a picture.",
 )  # fmt: skip
@@ -94,6 +100,7 @@ def command(
     files: tuple[tuple[str, Path], ...],
     schedule: str | None,
     archs: tuple[str, ...],
+    device: str | None,
     svg: Path | None,
     no_compile: bool,
     seed: int,
@@ -106,6 +113,7 @@ def command(
     if svg is not None:
         require_writable(svg)
     chosen = [targets.get(name) for name in archs]
+    known = None if device is None else DeviceClass.named(device)
     kernel = compile_spec(
         spec, consts=unique("-D", consts), dtype=dtype, head_dim=head_dim, schedule=schedule
     )
@@ -146,6 +154,8 @@ def command(
         _write_svg(svg, tile_map, problem)
     _say_block("work", _work(problem, count))
     _say_kernels(plans, not no_compile)
+    if known is not None:
+        _say_block("schedule", _answer(kernel, problem, known))
     return 0
 
 
@@ -366,6 +376,26 @@ def _write_svg(path: Path, tile_map: TileMap | None, problem: Problem) -> None:
     title = f"{problem.attention.name}: tiles of {_tiles_in_words(tile_map, problem)}"
     write_together({path: draw_svg(title, tile_map).encode()})
     say(f"  the map is in {path}")
+
+
+# ---- the schedule ------------------------------------------------------------------------------
+
+
+def _answer(kernel: Kernel, problem: Problem, device: DeviceClass) -> list[list[str]]:
+    """What tuning chooses on a class of GPU, and how good the answer is."""
+    sizes = problem.sizes
+    dims = sizes["Dqk"], sizes["Dv"]
+    answer = kernel.find_schedule(device, sizes, dtype=problem.dtype.name, head_dim=dims)
+    schedule = answer.schedule
+    if schedule is None:
+        target = targets.get(device.arch)
+        schedule = render_program(kernel.checked, problem.dtype, dims, target).program.schedule
+    rows = [
+        ["device", device.name],
+        ["runs", describe(schedule)],
+        ["grade", f"{answer.grade.value}: {answer.sentence}"],
+    ]
+    return rows + [["note", text] for text in answer.notes]
 
 
 # ---- kernels -----------------------------------------------------------------------------------

@@ -58,7 +58,9 @@ def _times(ms: float, roof: Roof) -> list[str]:
 
 def say_ranking(job: Job) -> None:
     """The candidates of a dry run with what they are predicted to spend, then the rejections."""
-    space = collect(job.subject.attention, job.subject.schedule, job.subject.target)
+    subject = job.subject
+    # The model cannot tell orders apart: they would only repeat each line.
+    space = collect(subject.attention, subject.schedule, subject.target, with_orders=False)
     model = job.model
     ranked = model.rank(space.candidates)
     say((job.title, "bold"), f"  on {job.device.name}")

@@ -43,7 +43,9 @@ _WORDS: Final[dict[str, type[Enum]]] = {"passes": Passes, "normalize": Normalize
 _COUNTS: Final = {"stages": (1, 16), "warps": (1, 32), "splits": (1, 65535)}
 """Settings that are one number.  32 warps are the 1024 threads of the largest block."""
 _TILE: Final = (1, 1024)
-_KEYS: Final = ("loop", "tile", "kernel", *_WORDS, *_COUNTS)
+_KEYS: Final = ("loop", "tile", "kernel", "overlap", *_WORDS, *_COUNTS)
+_OVERLAP: Final = {"values": "late_values", "weights": "early_weights", "keys": "late_keys"}
+_RELEASES: Final[dict[str | None, bool | None]] = {"early": False, "late": True, "auto": None}
 _LOOPS: Final[dict[tuple[str | None, ...], LoopOrder]] = {
     ("q", "kv"): LoopOrder.Q_KV,
     ("kv", "q"): LoopOrder.KV_Q,
@@ -115,6 +117,8 @@ class _Checker:
             self._tile(setting)
         elif key == "kernel":
             self._kernel(setting)
+        elif key == "overlap":
+            self._overlap(setting)
         elif key in _WORDS:
             self._word(setting)
         else:
@@ -143,6 +147,40 @@ class _Checker:
             else:
                 given[name] = argument.span
                 self._number(argument.value, f"tile_{name}", f"tile {name}", *_TILE)
+
+    def _overlap(self, setting: ast.Setting) -> None:
+        takes = (
+            "`auto`, or `values = …, weights = …, keys = …`: numbers of keys, and `early` or `late`"
+        )
+        if _only_word(setting) == "auto":
+            self.settings |= dict.fromkeys(_OVERLAP.values())
+            return
+        if not setting.arguments:
+            self._wrong(setting, takes)
+        given: dict[str, Span] = {}
+        for argument in setting.arguments:
+            name = argument.name
+            if name is None or name not in _OVERLAP:
+                problem = "this value has no name" if name is None else f"there is no `{name}`"
+                self._report(WrongSetting(argument.span, "overlap", takes, problem, None))
+            elif name in given:
+                self._report(DuplicateSetting(argument.span, f"overlap {name}", given[name]))
+            else:
+                given[name] = argument.span
+                self._overlap_part(argument.value, name)
+
+    def _overlap_part(self, e: ast.Expr, name: str) -> None:
+        if name != "keys":
+            self._number(e, _OVERLAP[name], f"overlap {name}", 0, _TILE[1])
+            return
+        word = e.name if isinstance(e, ast.Name) else None
+        if word in _RELEASES:
+            self.settings[_OVERLAP[name]] = _RELEASES[word]
+        else:
+            problem = f"not `{e.span.text}`"
+            closest = None if word is None else find_closest(word, ("early", "late"))
+            words = "`early`, `late` or `auto`"
+            self._report(WrongSetting(e.span, "overlap keys", words, problem, closest))
 
     def _kernel(self, setting: ast.Setting) -> None:
         name = _only_word(setting)

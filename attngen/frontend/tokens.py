@@ -42,6 +42,7 @@ SCHEDULE_KEYS: Final = (
     "kernel",
     "loop",
     "normalize",
+    "overlap",
     "passes",
     "splits",
     "stages",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum
 from typing import final
 
@@ -52,3 +53,27 @@ class Schedule:
     splits: int | None = None
     kernel: str | None = None
     """A kernel family by name; None: the best one that supports the problem."""
+    late_values: int | None = None
+    """Keys of a tile whose product with v is started only when the row maxima are known.
+
+    This and the next two are the order inside a step; None: the family's rule, also in a complete
+    schedule.  A complete one has all three or none."""
+    early_weights: int | None = None
+    """Keys of a tile whose weights are found while the product with v before them still runs."""
+    late_keys: bool | None = None
+    """Whether keys are given back when the row maxima are known, or once they are multiplied."""
+
+    @property
+    def has_order(self) -> bool:
+        """Whether anything is said about the order inside a step."""
+        order = self.late_values, self.early_weights, self.late_keys
+        return any(part is not None for part in order)
+
+    def without_order(self) -> Schedule:
+        """The same with the family's rule for the order inside a step."""
+        return replace(self, late_values=None, early_weights=None, late_keys=None)
+
+    def with_free_tiles(self) -> Schedule:
+        """The same with everything left open that hangs on a family or a size."""
+        free = replace(self, tile_q=None, tile_kv=None, stages=None, warps=None, splits=None)
+        return free.without_order()

@@ -107,6 +107,8 @@ class ForwardSimt:
             reasons.append("it does not split keys over blocks")
         if schedule.stages not in (None, 1):
             reasons.append("it has no pipeline, so `stages` must be 1")
+        if schedule.has_order:
+            reasons.append("its steps have one order, so `overlap` stays `auto`")
         if schedule.tile_q is not None and not (
             schedule.tile_q % 4 == 0 and 4 <= schedule.tile_q <= 128
         ):

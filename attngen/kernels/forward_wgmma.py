@@ -77,6 +77,10 @@ _SHARED_BYTES: Final = sm_90a.TARGET.shared_bytes_per_block  # no other target h
 _PIECES: Final = 4
 """Pieces of lists on their way: what is being worked on, and enough ahead of it."""
 _PIECE_BYTES: Final = 48
+_PART_KEYS: Final = 16
+"""Keys of a part of a product with v."""
+_LANE_SHARE: Final = 2
+"""Keys of a row for each weight of a lane, which has two rows and a quarter of the columns."""
 _LATE_PARTS: Final = 3
 """Parts of a product with v that are started when the row maxima are known.
 
@@ -220,7 +224,7 @@ class ForwardWgmma:
         self, attention: Attention, schedule: Schedule, target: Target
     ) -> list[str]:
         complete = self.complete(attention, schedule, target)
-        tile, reasons = _tile(complete), []
+        tile, reasons = _tile(complete), list(_order_reasons(complete))
         arrays = self.shared_arrays(attention, complete)
         if (too_large := why_too_large(arrays, target)) is not None:
             reasons.append(too_large)
@@ -236,7 +240,7 @@ class ForwardWgmma:
         """The default for the head dims, or the nearest smaller one that fits."""
         candidates = [_completed(schedule, tile) for tile in _defaults(attention)]
         fitting = [c for c in candidates if self._fits(attention, c, target)]
-        return (fitting or candidates[-1:])[0]
+        return _complete_order(attention, (fitting or candidates[-1:])[0])
 
     def _fits(self, attention: Attention, schedule: Schedule, target: Target) -> bool:
         tile = _tile(schedule)
@@ -245,12 +249,17 @@ class ForwardWgmma:
         return has_registers and shared <= target.shared_bytes_per_block
 
     def candidates(self, schedule: Schedule) -> Iterator[Schedule]:
-        yield from vary(
-            replace(schedule, kernel=self.name),
-            tile_q=tuple(_GROUP_ROWS * groups for groups in _REGISTERS),
-            tile_kv=range(32, 257, 16),
-            stages=(2, 3, 4),
+        tiles = tuple(
+            vary(
+                replace(schedule, kernel=self.name),
+                tile_q=tuple(_GROUP_ROWS * groups for groups in _REGISTERS),
+                tile_kv=range(32, 257, 16),
+                stages=(2, 3, 4),
+            )
         )
+        yield from tiles
+        for offered in tiles:
+            yield from _orders(offered)
 
     def registers(self, attention: Attention, schedule: Schedule) -> int:
         return _registers(attention, _tile(schedule))
@@ -374,7 +383,7 @@ class ForwardWgmma:
             queries=_queries(attention, tile),
             stages=tile.stages,
             pieces=_PIECES,
-            order=_order(attention, tile),
+            order=_order_of(attention, schedule),
             serving_registers=serving,
             computing_registers=computing,
             blocks_qk=_blocks(qk),
@@ -409,7 +418,7 @@ def _problem_reasons(attention: Attention, target: Target) -> Iterator[str]:
 
 
 def _schedule_reasons(attention: Attention, schedule: Schedule) -> Iterator[str]:
-    yield from loop_reasons(attention, schedule)
+    yield from loop_reasons(attention, schedule.without_order())
     if schedule.stages is not None and not 2 <= schedule.stages <= 4:
         yield "`stages` is 2, 3 or 4"
     if schedule.tile_q not in (None, *(_GROUP_ROWS * groups for groups in _REGISTERS)):
@@ -577,6 +586,54 @@ def _order(attention: Attention, tile: _Tile) -> StepOrder:
         ahead=weights if is_whole else parts // 2 * 8,
         frees_key_late=is_dear or largest > 128,
     )
+
+
+def _order_of(attention: Attention, schedule: Schedule) -> StepOrder:
+    """That of a complete schedule, whose numbers count keys."""
+    tile = _tile(schedule)
+    late, weights, frees_late = schedule.late_values, schedule.early_weights, schedule.late_keys
+    if late is None or weights is None or frees_late is None:
+        return _order(attention, tile)
+    return StepOrder((tile.kv - late) // _PART_KEYS, weights // _LANE_SHARE, frees_late)
+
+
+def _complete_order(attention: Attention, schedule: Schedule) -> Schedule:
+    """All of the order, where some of it is given; nothing where it is what the rule says."""
+    if not schedule.has_order:
+        return schedule
+    tile = _tile(schedule)
+    rule = _order(attention, tile)
+    late, weights, frees_late = schedule.late_values, schedule.early_weights, schedule.late_keys
+    complete = replace(
+        schedule,
+        late_values=tile.kv - _PART_KEYS * rule.early if late is None else late,
+        early_weights=_LANE_SHARE * rule.ahead if weights is None else weights,
+        late_keys=rule.frees_key_late if frees_late is None else frees_late,
+    )
+    is_usual = _order_of(attention, complete) == rule
+    return complete.without_order() if is_usual else complete
+
+
+def _orders(schedule: Schedule) -> Iterator[Schedule]:
+    """The orders that differ in time in a way that nobody can predict (docs/performance.md)."""
+    kv = schedule.tile_kv
+    assert kv is not None
+    some = kv // _PART_KEYS // 2 * _PART_KEYS
+    yield from vary(
+        schedule,
+        late_values=(0, _LATE_PARTS * _PART_KEYS) if kv > (_LATE_PARTS + 1) * _PART_KEYS else (0,),
+        early_weights=(some, kv),
+        late_keys=(False, True),
+    )
+
+
+def _order_reasons(schedule: Schedule) -> Iterator[str]:
+    """What is wrong with the order of a complete schedule."""
+    late, weights, kv = schedule.late_values, schedule.early_weights, _tile(schedule).kv
+    if late is not None and (late % _PART_KEYS or late > kv - _PART_KEYS):
+        yield f"`overlap values` is a multiple of 16 below `tile kv`, {kv}, not {late}"
+    if weights is not None and (weights % _PART_KEYS or weights > kv):
+        yield f"`overlap weights` is a multiple of 16 up to `tile kv`, {kv}, not {weights}"
 
 
 def _is_longest_first(attention: Attention) -> bool:

@@ -74,6 +74,8 @@ def loop_reasons(attention: Attention, schedule: Schedule) -> Iterator[str]:
         yield "it divides at the end: `normalize last`"
     if schedule.splits not in (None, 1):
         yield "it does not split keys over blocks"
+    if schedule.has_order:
+        yield "its steps have one order, so `overlap` stays `auto`"
 
 
 def tile_kv_reasons(schedule: Schedule, *, masks_ahead: bool) -> Iterator[str]:

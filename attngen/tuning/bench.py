@@ -34,6 +34,9 @@ _NAN_BYTE: Final = 0xFF
 class Bench(Protocol):
     """Candidates are known by the names that they were loaded under."""
 
+    def wake(self) -> None:
+        """Make the device ready, which may take seconds; `open` does what is left of that."""
+
     def open(self, exams: Sequence[Exam]) -> None:
         """Put the arrays of the calls on the device; the first call is the one to time."""
 
@@ -69,6 +72,9 @@ class HostBench:
     def __init__(self) -> None:
         self._exams: list[tuple[Exam, dict[str, Array]]] = []
         self._builds: dict[str, Build] = {}
+
+    def wake(self) -> None:
+        """A CPU is awake."""
 
     def open(self, exams: Sequence[Exam]) -> None:
         self._exams = [(exam, _make_arrays(exam)) for exam in exams]
@@ -135,6 +141,12 @@ class CudaBench:
     @property
     def mode(self) -> str:
         return self._mode
+
+    def wake(self) -> None:
+        import cupy
+
+        cupy.cuda.Device(self._index).use()
+        cupy.cuda.runtime.deviceSynchronize()  # makes the context
 
     def open(self, exams: Sequence[Exam]) -> None:
         import cupy

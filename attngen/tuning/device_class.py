@@ -1,6 +1,6 @@
 """Device classes: GPUs on which a schedule takes the same time.
 
-    NVIDIA H200   →   sm_90a-132sm-227k-l2.60m-hbm4.9
+    NVIDIA H200   →   sm_90a-132sm-227k-l2.60m-hbm4.8
 
 A product's name would tell apart what is the same, and not what differs: cards of one name have
 been sold with different numbers of multiprocessors.  So a class is what the driver reports:
@@ -153,10 +153,10 @@ _KNOWN: Final = {
     "h100-pcie": ("sm_90a", 114, 50, 1593, 5120),
     "h100-sxm": ("sm_90a", 132, 50, 2619, 5120),
     "gh200-96g": ("sm_90a", 132, 60, 2619, 6144),
-    # Clock: benchmarks/results/2026-11-30-h200-4.jsonl.  Six stacks of memory with 1024 bits each
-    # and 132 multiprocessors: NVIDIA's data sheet, which says 4.8 TB/s for what is 4.9 by the
-    # clock.  L2: as for GH200, the same chip with six stacks.
-    "h200": ("sm_90a", 132, 60, 3201, 6144),
+    # Clock: benchmarks/results/2026-11-30-h200-4.jsonl.  132 multiprocessors and 4.8 TB/s: NVIDIA's
+    # data sheet; an H200 reports the class hbm4.8, which at this clock is a bus of 47 channels of
+    # 128 bits, one less than six stacks have.  L2: as for GH200, the same chip.
+    "h200": ("sm_90a", 132, 60, 3201, 6016),
     # github.com/pytorch/ao/pull/4002.  Drivers before 2026 report a bus of 8192 bits, and so
     # another class.
     "b200": ("sm_100a", 148, 126, 3996, 7680),

@@ -3,7 +3,7 @@
     exact       measured for this problem on this class of GPU
     neighbour   on this class of GPU, for the nearest problem
     inherited   on another class of GPU of the same architecture
-    model       nothing measured; the cost model's choice
+    model       nothing measured; the cost model's choice (`model_choice.py`)
     default     nothing known; the kernel family's own choice
 
 A record counts only where its schedule agrees with what the user fixed and still fits the kernel

@@ -16,12 +16,12 @@ from typing import Final, final
 
 from attngen.record import record
 
-__all__ = ["EXACT_TOKENS", "Direction", "LayoutClass", "Problem"]
+__all__ = ["EXACT_TOKENS", "NOMINAL_TILE", "Direction", "LayoutClass", "Problem"]
 
 EXACT_TOKENS: Final = 128
 """Up to so many tokens a length stands for itself: it decides how high a tile is."""
 
-_NOMINAL_TILE: Final = 128
+NOMINAL_TILE: Final = 128
 """Rows of a tile when waves are counted; the schedule, which is still open, may have others."""
 _FEWEST_WAVES, _MOST_WAVES = 1 / 16, 64.0
 """With more waves than this the last one, which is not full, no longer counts."""
@@ -80,7 +80,7 @@ class Problem:
         direction: Direction = Direction.FORWARD,
     ) -> Problem:
         """The problem of a call with these sizes (`B, Hq, Hkv, Sq, Skv, Dqk, Dv`) on a GPU."""
-        tiles = sizes["B"] * sizes["Hq"] * -(-sizes["Sq"] // _NOMINAL_TILE)
+        tiles = sizes["B"] * sizes["Hq"] * -(-sizes["Sq"] // NOMINAL_TILE)
         return Problem(
             dtype=dtype,
             head_dims=(sizes["Dqk"], sizes["Dv"]),

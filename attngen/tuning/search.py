@@ -6,6 +6,10 @@
     check         against the oracle, a ragged call included      exam.py
     race          in turns; the beaten drop out                   timing.py
     look beside   what differs from the winner in one setting is compiled, checked and raced, too
+    final         between the few that nobody could tell apart, longer, and with the GPU warm
+
+The default is in every race, as what all others are compared with, and it is the winner unless
+another one is faster by more than 1 %, beyond doubt.
 
 Whatever happens, what was measured is kept: at the end of the budget, after Ctrl-C, and when the
 device is lost.
@@ -30,7 +34,7 @@ from attngen.tuning.cost_model import CostModel, Prediction
 from attngen.tuning.errors import NothingTimed
 from attngen.tuning.exam import Verdict
 from attngen.tuning.space import Space, describe
-from attngen.tuning.timing import LostError, Race, RacePlan, Timer, Times, summarize
+from attngen.tuning.timing import LostError, Race, RacePlan, Timer, Times, scaled, summarize
 
 __all__ = [
     "Discarded", "Findings", "Measured", "Plan", "Progress", "Search", "Stage", "Stand", "Tell",
@@ -41,9 +45,20 @@ _FAMILY_SHARE: Final = 2
 """So many of each family are tried, since families are what the model compares worst."""
 _FAR: Final = 2.0
 """But none that is predicted to take more than this many times the best."""
+_NEAR: Final = 1.5
+"""Others than the best of a family are tried where at most so many times the best is predicted: far
+beyond what the model was ever wrong by."""
 _USUAL_RACE: Final = RacePlan()
-_COMPILING, _RACING = 0.5, 0.75
-"""Parts of the budget at which compiling, and the first race, have to end."""
+_FINAL: Final = RacePlan(min_rounds=12, max_rounds=40, sample_ms=20.0, warm_ms=1000.0)
+_FINALISTS: Final = 4
+_CLOSE: Final = 1.02
+"""Finalists are those that may take at most so many times the fastest."""
+_FEWEST_ROUNDS: Final = 5
+"""In a race that the budget ended sooner, nobody is judged who was in one before."""
+_TIE: Final = 0.01
+"""By how much another schedule has to be faster than the default."""
+_COMPILING, _RACING, _COMPILING_BESIDE, _RACING_BESIDE = 0.5, 0.7, 0.8, 0.9
+"""Parts of the budget at which each step has to end."""
 
 
 @final
@@ -55,14 +70,16 @@ class Plan:
     takes_all:  compile every candidate instead, whatever is predicted.
     budget_s:   seconds for everything; None: as long as it takes.
     compilers:  threads that compile; None: one for each processor.
+    final:      the last race; None: there is none.
     """
 
-    most: int = 24
-    beside: int = 6
+    most: int = 30
+    beside: int = 12
     takes_all: bool = False
     budget_s: float | None = 60.0
     compilers: int | None = None
     race: RacePlan = _USUAL_RACE
+    final: RacePlan | None = _FINAL
 
 
 class Stage(Enum):
@@ -97,12 +114,15 @@ class Discarded:
 class Measured:
     """A right schedule and its time.
 
+    times:   in the state of the GPU of the last race, by its ratio to the default (`timing.py`).
+    ratio:   times of the reference, which is the default where that could be timed.
     remark:  why it dropped out of the race; None where it ran to the end.
     """
 
     build: Build
     verdict: Verdict
     times: Times
+    ratio: Times
     remark: str | None
 
     @property
@@ -113,7 +133,7 @@ class Measured:
 @final
 @record(eq=False, kw_only=True)
 class Findings:
-    """What a search found, the fastest first.
+    """What a search found, the fastest first; whoever was beaten stands behind all others.
 
     is_interrupted:  it was stopped by hand.
     failure:         why it ended early, where it did so by itself.
@@ -130,7 +150,13 @@ class Findings:
 
     @property
     def best(self) -> Measured | None:
-        return self.measured[0] if self.measured else None
+        """The default, unless another one is clearly faster."""
+        default = self.default
+        if default is None:
+            return self.measured[0] if self.measured else None
+        fastest = self.measured[0]
+        is_clear = fastest.ratio.ms < 1 - _TIE and fastest.ratio.high_ms < 1
+        return fastest if is_clear else default
 
     @property
     def default(self) -> Measured | None:
@@ -218,7 +244,7 @@ class Search:
         self, *, is_interrupted: bool = False, failure: AttnError | None = None
     ) -> Findings:
         """What is known by now."""
-        measured = sorted(self._measured(), key=lambda m: m.times.ms)
+        measured = sorted(self._measured(), key=self._place)
         timed = {m.schedule for m in measured}
         reasons = {r.schedule: Discarded(r.schedule, Stage.RESOURCES, r.reason)
                    for r in self._space.rejected}  # fmt: skip
@@ -248,13 +274,16 @@ class Search:
             reasons = (f"{describe(d.schedule)}: {d.reason}" for d in self._discarded.values())
             device = self._space.target
             raise AttnError(NothingTimed(None, self._name, device, "; ".join(reasons)))
-        running = self._race(tuple(self._admitted), until=_RACING)
+        running = self._race(tuple(self._admitted), plan.race, until=_RACING)
         if running:
             beside = self._beside(running[0])
-            self._admit(beside, until=(1 + _RACING) / 2)
+            self._admit(beside, until=_COMPILING_BESIDE)
             more = tuple(s for s in beside if s in self._admitted)
             if more:
-                self._race((*running, *more), until=1.0)
+                running = self._race((*running, *more), plan.race, until=_RACING_BESIDE)
+        finalists = self._finalists(running)
+        if plan.final is not None and len(finalists) > 1:
+            self._race(finalists, plan.final, until=1.0)
 
     def _admit(self, schedules: Sequence[Schedule], until: float) -> None:
         """Compile side by side, and check what is compiled meanwhile."""
@@ -311,12 +340,12 @@ class Search:
             return
         self._admitted[schedule] = build, verdict
 
-    def _race(self, schedules: Sequence[Schedule], until: float) -> tuple[Schedule, ...]:
+    def _race(
+        self, schedules: Sequence[Schedule], plan: RacePlan, until: float
+    ) -> tuple[Schedule, ...]:
         """Time them; those that are left, the fastest first."""
         by_name = {_name_of(schedule): schedule for schedule in schedules}
-        default = _name_of(self._space.default)
-        kept = [default] if default in by_name else []
-        race = Race(self._stand, tuple(by_name), self._plan.race, kept=kept)
+        race = Race(self._stand, tuple(by_name), plan, reference=_name_of(self._space.default))
         self._races.append(race)
         for number in race.rounds():
             self._say(f"round {number + 1} of the race, {len(race.running)} left")
@@ -324,8 +353,19 @@ class Search:
             if limit is not None and limit <= 0 and race.samples:
                 break
         timed = [name for name in race.running if race.samples.get(name)]
-        timed.sort(key=lambda name: summarize(race.samples[name]).ms)
+        timed.sort(key=lambda name: race.ratio(name).ms)
         return tuple(by_name[name] for name in timed)
+
+    def _finalists(self, running: Sequence[Schedule]) -> tuple[Schedule, ...]:
+        """The default, and the few that may be the fastest, by the race that came last."""
+        if not running:
+            return ()
+        race, default = self._races[-1], self._space.default
+        found = {schedule: race.ratio(_name_of(schedule)) for schedule in running}
+        most = _CLOSE * found[running[0]].ms
+        close = [s for s in running if found[s].low_ms <= most and s != default]
+        kept = [default] if default in found else []
+        return (*kept, *close[: _FINALISTS - len(kept)])
 
     def _beside(self, winner: Schedule) -> list[Schedule]:
         """What differs from the winner in one setting, and by one step of it, the best first."""
@@ -339,10 +379,30 @@ class Search:
     def _measured(self) -> Iterator[Measured]:
         for schedule, (build, verdict) in self._admitted.items():
             name = _name_of(schedule)
-            races = [race for race in self._races if race.samples.get(name)]
-            if races:  # the last is the one in which it met the best
-                race = races[-1]
-                yield Measured(build, verdict, summarize(race.samples[name]), race.outs.get(name))
+            if any(race.samples.get(name) for race in self._races):
+                race = self._last_race(name)
+                ratio = race.ratio(name)
+                times = scaled(ratio, self._reference_ms(race))
+                out = next((r.outs[name] for r in self._races if name in r.outs), None)
+                yield Measured(build, verdict, times, ratio, out)
+
+    def _last_race(self, name: str) -> Race:
+        """The last that says enough about a candidate, in which it met the best."""
+        races = [race for race in self._races if race.samples.get(name)]
+        enough = [race for race in races if len(race.samples[name]) >= _FEWEST_ROUNDS]
+        return (enough or races)[-1]
+
+    def _place(self, one: Measured) -> tuple[bool, int, float]:
+        """Sorts finalists first, then who was not beaten, then all others."""
+        race = self._last_race(_name_of(one.schedule))
+        return one.remark is not None, -self._races.index(race), one.times.ms
+
+    def _reference_ms(self, race: Race) -> float:
+        """Of a race's reference, as it was timed last."""
+        name = race.reference
+        assert name is not None
+        last = next(r for r in reversed(self._races) if r.samples.get(name))
+        return summarize(last.samples[name]).ms
 
     def _left_out(self, schedule: Schedule) -> Discarded:
         for race in self._races:
@@ -368,7 +428,7 @@ class Search:
         best = None
         if self._races and (leader := self._races[-1].leader) is not None:
             by_name = {_name_of(schedule): schedule for schedule in self._admitted}
-            best = by_name[leader], summarize(self._races[-1].samples[leader]).ms
+            best = by_name[leader], self._races[-1].times(leader).ms
         budget_s = self._plan.budget_s
         spent = None if budget_s is None else (self._now() - self._start) / max(budget_s, 1e-9)
         self._tell(Progress(doing, spent if spent is None else min(1.0, spent), best))
@@ -393,8 +453,8 @@ def shortlist(
         number = of_family[schedule.kernel]
         if number <= _FAMILY_SHARE and prediction.us <= _FAR * best_us:
             chosen[schedule] = None
-    for schedule, _ in distinct.values():
-        if len(chosen) >= most:
+    for schedule, prediction in distinct.values():
+        if len(chosen) >= most or prediction.us > _NEAR * best_us:
             break
         chosen[schedule] = None
     return list(chosen)[: max(1, most)]
@@ -408,6 +468,8 @@ def _seen_by_model(schedule: Schedule) -> tuple[object, ...]:
 _SETTINGS: Final = tuple(f.name for f in fields(Schedule))
 _FOLLOWING: Final = frozenset({"warps"})
 """What is not counted as a difference of its own: it follows from the rows of a tile."""
+_ORDER: Final = frozenset({"late_values", "early_weights", "late_keys"})
+"""Which order inside a step is the fastest, nobody can predict; so all are beside a winner."""
 
 
 def _steps(schedules: Iterable[Schedule]) -> dict[str, list[int]]:
@@ -423,6 +485,8 @@ def _steps(schedules: Iterable[Schedule]) -> dict[str, list[int]]:
 
 def _is_beside(one: Schedule, other: Schedule, steps: Mapping[str, list[int]]) -> bool:
     differing = [n for n in _SETTINGS if getattr(one, n) != getattr(other, n)]
+    if differing and _ORDER.issuperset(differing):
+        return True
     counted = [n for n in differing if n not in _FOLLOWING] or differing
     if len(counted) != 1:
         return False

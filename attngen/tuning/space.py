@@ -5,7 +5,6 @@ Nothing is compiled here: the resource formulas of the kernel families decide.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import final
 
 from attngen.compiler import choose_family
@@ -46,25 +45,34 @@ class Space:
     target: str
 
 
-def collect(attention: Attention, schedule: Schedule, target: Target) -> Space:
+def collect(
+    attention: Attention, schedule: Schedule, target: Target, *, with_orders: bool = True
+) -> Space:
     """Every schedule that the families offer; what `schedule` fixes stays.
 
+    with_orders:  whether those are offered, too, that differ in the order inside a step alone,
+                  which no model tells apart.
     Errors:  A452 where no family takes the problem.
     """
     _, default, _ = choose_family(attention, schedule, target)
     candidates = {default: None}  # an ordered set
     rejected: list[Rejection] = []
     refusals: list[tuple[str, str]] = []
+    refused: set[Schedule] = set()
     for name, family in all_families().items():
         if schedule.kernel not in (None, name):
             continue
-        if reasons := family.reasons_against(attention, _without_tiles(schedule), target):
+        if reasons := family.reasons_against(attention, schedule.with_free_tiles(), target):
             refusals.append((name, "; ".join(reasons)))
             continue
         for offered in family.candidates(schedule):
+            is_order = offered.has_order and not schedule.has_order  # of one that came before
+            if is_order and not (with_orders and offered.without_order() not in refused):
+                continue
             reasons = family.reasons_against(attention, offered, target)
             complete = family.complete(attention, offered, target)
             if reasons:
+                refused.add(offered)
                 rejected.append(Rejection(complete, "; ".join(reasons)))
             else:
                 candidates[complete] = None
@@ -73,11 +81,11 @@ def collect(attention: Attention, schedule: Schedule, target: Target) -> Space:
 
 def describe(schedule: Schedule) -> str:
     """A complete schedule in short: `forward_wgmma 128 x 176, 2 stages, 8 warps`."""
+    order = ""
+    if schedule.has_order:
+        keys = "late" if schedule.late_keys else "early"
+        order = f", overlap {schedule.late_values}/{schedule.early_weights}/{keys}"
     return (
         f"{schedule.kernel} {schedule.tile_q} x {schedule.tile_kv}, {schedule.stages}"
-        f" stage{'' if schedule.stages == 1 else 's'}, {schedule.warps} warps"
+        f" stage{'' if schedule.stages == 1 else 's'}, {schedule.warps} warps{order}"
     )
-
-
-def _without_tiles(schedule: Schedule) -> Schedule:
-    return replace(schedule, tile_q=None, tile_kv=None, stages=None, warps=None, splits=None)

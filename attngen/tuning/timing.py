@@ -1,33 +1,62 @@
 """Times that can be compared: candidates take turns, and whoever is beaten drops out.
 
+    warm up   a a a a …   the reference alone, until the clock has come down
     round 1   a b c d
-    round 2   b c d a      another one is first each time
-    round 3   c d a        b took 1.3 times as long as the fastest, twice: it is out
+    round 2   b c d a     another one is first each time
+    round 3   c d a       b took 1.3 times as long as the fastest, twice: it is out
 
-A clock that falls while the GPU warms up is the same for all of a round, so candidates are
-compared within rounds.  How a sample is taken is not said here: a `Timer` may ask a GPU, another
-process, or a file.
+**One clock for all of a round.**  A GPU under load is held at its limit of power, and its clock
+follows power and temperature.  On an H200 the same kernel took 0.43 and 0.49 ms within a minute.
+Who drops out after four rounds was timed at the first clock, who stays for forty at the last one;
+their medians say nothing about each other, and a beaten candidate once was named the fastest, by
+samples that came from before the clock fell.  So a candidate is known by its *ratio*: in each round
+its sample is divided by that of the reference, which is in all rounds of all races, and the median
+of these is kept.  What a round's clock does to both cancels.  A time is the ratio times the
+reference's median in the race that came last.
+
+**Warm first.**  Ratios do not cancel all of it: who waits for memory loses less by a low clock than
+who computes, so candidates have to be compared in the state that long use brings about.  The
+limit of power acts within tenths of a second, so 0.3 s of load come before a race that only
+sorts out the slow, and 1 s before the last one; what the heat sink does afterwards takes minutes,
+and is the same for all of a round.  (Estimates; `benchmarks.tuning` records how far times still
+drift.)
+
+**How many rounds.**  One sample in 28 of 5 ms strays by about 0.8 % of the median
+(benchmarks/results/2026-11-30-h200-6.jsonl: an interval of ±0.3 %), a ratio of two by 1.1 %, and
+the median of n ratios by 1.25 · 1.1 % / √n.  To tell 1 % apart with 95 % takes
+n ≥ (1.96 · 1.25 · 1.1)² = 8 rounds, and ±0.5 % takes 29.  The last race has samples of 20 ms, which
+stray less, 12 to 40 rounds of at most four candidates, and ends when each ratio is known to
+±0.5 %: 4 · 12 · 21 ms = 1 s, 3.4 s at most.
+
+How a sample is taken is not said here: a `Timer` may ask a GPU, another process, or a file.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Protocol, final
 
 from attngen.record import record
 
 __all__ = [
     "LostError", "Race", "RacePlan", "ReplayTimer", "Timer", "Times", "interval_of_median",
-    "rotate", "summarize",
+    "rotate", "scaled", "summarize",
 ]  # fmt: skip
+
+
+_AROUND: Final = 2
+"""Rounds before and after one, in which the clock hardly changes."""
 
 
 @final
 @record
 class Times:
-    """Milliseconds of one call: the median, its 95 % interval, and the number of samples."""
+    """Milliseconds of one call: the median, its 95 % interval, and the number of samples.
+
+    Or the same of a ratio, without a unit.
+    """
 
     ms: float
     low_ms: float
@@ -53,13 +82,15 @@ class RacePlan:
     """How long to measure.
 
     sample_ms:  about how long one sample takes: as many calls in a row as fill it.
-    tolerance:  half the width of the median's interval, relative to it, where rounds may end.
+    warm_ms:    how long the reference runs before the first round.
+    tolerance:  half the width of a ratio's interval where rounds may end.
     drops:      whether the beaten drop out.
     """
 
     min_rounds: int = 9
     max_rounds: int = 40
     sample_ms: float = 3.0
+    warm_ms: float = 300.0
     tolerance: float = 0.005
     drops: bool = True
 
@@ -68,20 +99,26 @@ class RacePlan:
 class Race:
     """Candidates timed side by side.  It may be stopped between any two samples.
 
-    kept:     never drop out for being slow.
-    samples:  milliseconds of one call, of those that were timed, by name, one for each round.
-    outs:     why a candidate is out, by name.
+    reference:  what the others are compared with; it never drops out for being slow.
+    samples:    milliseconds of one call, of those that were timed, by name, one for each round.
+    outs:       why a candidate is out, by name.
     """
 
     def __init__(
-        self, timer: Timer, names: Sequence[str], plan: RacePlan, *, kept: Collection[str] = ()
+        self,
+        timer: Timer,
+        names: Sequence[str],
+        plan: RacePlan,
+        *,
+        reference: str | None = None,
     ) -> None:
+        """Without a reference, or where it is lost at once, the first that is timed is one."""
         self.samples: dict[str, list[float]] = {}
         self.outs: dict[str, str] = {}
         self._timer = timer
         self._names = tuple(names)
         self._plan = plan
-        self._kept = frozenset(kept)
+        self._reference = reference
         self._repeats: dict[str, int] = {}
 
     @property
@@ -90,13 +127,37 @@ class Race:
         return tuple(name for name in self._names if name not in self.outs)
 
     @property
+    def reference(self) -> str | None:
+        """What ratios are relative to; None before anything is timed."""
+        if self._reference in self.samples and self._reference not in self.outs:
+            return self._reference
+        return max(
+            (name for name in self._names if name in self.samples),
+            key=lambda name: len(self.samples[name]),
+            default=None,
+        )
+
+    @property
     def leader(self) -> str | None:
         """The fastest of those that are timed and not out."""
         timed = [name for name in self.running if self.samples.get(name)]
-        return min(timed, key=lambda name: statistics.median(self.samples[name]), default=None)
+        return min(timed, key=lambda name: statistics.median(self._ratios(name)), default=None)
+
+    def ratio(self, name: str) -> Times:
+        """How many times as long as the reference it takes, in rounds that both were in.
+
+        Of the reference itself, how far it strays from its neighbours in time.
+        """
+        return summarize(self._ratios(name))
+
+    def times(self, name: str) -> Times:
+        """The ratio in milliseconds of the reference's median."""
+        assert self.reference is not None
+        return scaled(self.ratio(name), statistics.median(self.samples[self.reference]))
 
     def rounds(self) -> Iterator[int]:
         """Measure, and say after each sample in which round it was, until all is settled."""
+        self._warm_up()
         for number in range(self._plan.max_rounds):
             for name in rotate(self.running, number):
                 self._sample(name)
@@ -105,6 +166,18 @@ class Race:
                 self._drop_beaten()
             if not self.running or (number + 1 >= self._plan.min_rounds and self._is_settled()):
                 return
+
+    def _warm_up(self) -> None:
+        """Load without a gap, as long as planned."""
+        first = self._names[:1] if self._reference not in self._names else (self._reference,)
+        for name in first:
+            if self._plan.warm_ms <= 0 or name is None:
+                return
+            try:
+                ms = self._timer.sample(name, 1)
+                self._timer.sample(name, max(1, round(self._plan.warm_ms / max(ms, 1e-3))))
+            except LostError as lost:
+                self.outs[name] = str(lost)
 
     def _sample(self, name: str) -> None:
         try:
@@ -117,15 +190,29 @@ class Race:
         else:
             self.samples.setdefault(name, []).append(ms)
 
+    def _ratios(self, name: str) -> list[float]:
+        """One for each round that it and the reference were in."""
+        reference = self.reference
+        assert reference is not None
+        samples = self.samples[name]
+        if name == reference:
+            nearby = [
+                ms / statistics.median(samples[max(0, i - _AROUND) : i + _AROUND + 1])
+                for i, ms in enumerate(samples)
+            ]
+            middle = statistics.median(nearby)
+            return [ratio / middle for ratio in nearby]
+        pairs = zip(samples, self.samples[reference], strict=False)
+        return [ms / of_reference for ms, of_reference in pairs]
+
     def _drop_beaten(self) -> None:
         leader = self.leader
         for name in self.running:
-            if leader is None or name == leader or name in self._kept:
+            if leader is None or name in (leader, self._reference):
                 continue
             slower = self._slower_by(name, leader)
             if slower > 0:
-                median = statistics.median(self.samples[name])
-                ratio = median / statistics.median(self.samples[leader])
+                ratio = statistics.median(self._pairs(name, leader))
                 rounds = len(self.samples[name])
                 self.outs[name] = f"beaten after {rounds} rounds: {ratio:.2f} times the fastest"
 
@@ -134,14 +221,18 @@ class Race:
 
         The fewer rounds, the more has to lie between them: one sample may be disturbed.
         """
-        pairs = list(zip(self.samples[name], self.samples[leader], strict=False))
+        pairs = self._pairs(name, leader)
         if len(pairs) < 2:
             return 0.0
-        low, _ = interval_of_median([a / b for a, b in pairs])
+        low, _ = interval_of_median(pairs)
         return low - 1 - max(self._plan.tolerance, 0.5 ** len(pairs))
 
+    def _pairs(self, name: str, leader: str) -> list[float]:
+        pairs = zip(self.samples[name], self.samples[leader], strict=False)
+        return [a / b for a, b in pairs]
+
     def _is_settled(self) -> bool:
-        each = (summarize(self.samples[name]) for name in self.running)
+        each = (self.ratio(name) for name in self.running)
         return all(t.high_ms - t.low_ms <= 2 * self._plan.tolerance * t.ms for t in each)
 
 
@@ -169,6 +260,11 @@ def rotate(names: Sequence[str], number: int) -> tuple[str, ...]:
     """The names in order, beginning with another one for each number."""
     first = number % len(names) if names else 0
     return (*names[first:], *names[:first])
+
+
+def scaled(times: Times, factor: float) -> Times:
+    """All of it so many times as long."""
+    return Times(factor * times.ms, factor * times.low_ms, factor * times.high_ms, times.samples)
 
 
 def summarize(samples: Sequence[float]) -> Times:

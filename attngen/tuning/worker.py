@@ -71,7 +71,8 @@ class Worker:
     def __init__(
         self, make_bench: MakeBench, make_exams: MakeExams, patience: Patience | None = None
     ) -> None:
-        """Both are called when the first candidate is there: exams while others compile."""
+        """Both are called when the first candidate is there: exams while others compile, and
+        while the process begins."""
         self.restarts = -1
         self.mode = "events"
         self._make_bench = make_bench
@@ -140,8 +141,6 @@ class Worker:
 
         Errors:  A472 where that cannot be done, for which no candidate is to blame.
         """
-        if self._exams is None:
-            self._exams = tuple(self._make_exams())
         if self._is_closed:
             raise AttnError(TimingProcessFailed(None, "it was ended"))
         if self._process is None:
@@ -149,10 +148,17 @@ class Worker:
             self._loaded.clear()
             self._process = process = _Process()
             try:
-                process.ask("open", (self._make_bench, self._exams), self._patience.open_s)
+                process.send("wake", (self._make_bench,))
+                if self._exams is None:
+                    self._exams = tuple(self._make_exams())
+                process.receive(self._patience.open_s)
+                process.ask("open", (self._exams,), self._patience.open_s)
             except (_DiedError, _RefusedError) as error:
                 self._end_process()
                 raise AttnError(TimingProcessFailed(None, str(error))) from None
+            except AttnError:
+                self._end_process()
+                raise
         return self._process
 
 
@@ -187,7 +193,11 @@ class _Process:
 
     def ask(self, action: str, values: tuple[Any, ...], limit_s: float) -> Answer:
         """Errors:  _DiedError, _RefusedError."""
-        self._send(pickle.dumps((action, values)))
+        self.send(action, values)
+        return self.receive(limit_s)
+
+    def receive(self, limit_s: float) -> Answer:
+        """The answer to what was sent first.  Errors:  _DiedError, _RefusedError."""
         try:
             line = self._lines.get(timeout=limit_s)
         except queue.Empty:
@@ -210,7 +220,9 @@ class _Process:
             self._popen.stdin.close()
         self._errors.close()
 
-    def _send(self, message: bytes) -> None:
+    def send(self, action: str, values: tuple[Any, ...]) -> None:
+        """Errors:  _DiedError."""
+        message = pickle.dumps((action, values))
         assert self._popen.stdin is not None
         try:
             self._popen.stdin.write(_LENGTH.pack(len(message)) + message)
@@ -267,9 +279,9 @@ def main() -> int:
     while (message := _receive(requests)) is not None:
         action, values = message
         try:
-            if action == "open":
+            if action == "wake":
                 bench = values[0]()
-            assert bench is not None, "`open` comes first"
+            assert bench is not None, "`wake` comes first"
             answer = _answer(bench, action, values)
         except Exception as error:  # of a candidate, its compiler, or its device
             is_lost = bench is not None and bench.is_lost()
@@ -281,8 +293,11 @@ def main() -> int:
 
 def _answer(bench: Bench, action: str, values: tuple[Any, ...]) -> Answer:
     match action:
+        case "wake":
+            bench.wake()
+            return {}
         case "open":
-            bench.open(values[1])
+            bench.open(*values)
             return {}
         case "load":
             bench.load(*values)

@@ -200,3 +200,20 @@ def test_errors(options: tuple[str, ...], code: str, causal: Path) -> None:
     result = run("explain", causal, *options)
     assert result.code == 2
     assert f"error[{code}" in result.err
+
+
+def test_which_schedule_runs_on_a_gpu_and_where_it_comes_from(
+    causal: Path,
+) -> None:
+    shape = ("--shape", "B=2,Hq=16,Sq=512")
+    result = run("explain", causal, *QUICK, *shape, "--device", "a100-80g")
+    found = _block(result.out, "schedule")
+    assert found[0] == "device  sm_80-108sm-163k-l2.40m-hbm2.0"
+    assert found[1].startswith("runs    forward_simt")
+    assert found[2].startswith("grade   model: no record for it")
+
+
+def test_a_device_that_nobody_knows(causal: Path) -> None:
+    result = run("explain", causal, *QUICK, "--device", "h2000")
+    assert result.code != 0
+    assert "A493" in result.err

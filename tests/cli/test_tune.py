@@ -20,7 +20,7 @@ from attngen.tuning.tune import tune as tune_for_real
 from .runner import run
 
 SHAPES = ("--shapes", "B=1,Hq=2,Hkv=1,Sq=40,Skv=40")
-QUICK = RacePlan(min_rounds=2, max_rounds=2, sample_ms=0.0)
+QUICK = RacePlan(min_rounds=2, max_rounds=2, sample_ms=0.0, warm_ms=0.0)
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, host_compiler: None) -> None:
     def tune(
         subject: Subject, calls: Sequence[Call], machine: Machine, plan: Plan, tell: Tell
     ) -> Findings:
-        return tune_for_real(subject, calls, machine, replace(plan, race=QUICK), tell)
+        return tune_for_real(subject, calls, machine, replace(plan, race=QUICK, final=None), tell)
 
     monkeypatch.setattr(module, "tune", tune)
 

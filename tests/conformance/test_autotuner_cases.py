@@ -24,7 +24,7 @@ from tests.tuning.candidates import BREAKS, BrokenBuilder, call_of, exams_of, si
 
 PLAN = Plan(
     takes_all=True, beside=0, budget_s=None, compilers=2,
-    race=RacePlan(min_rounds=2, max_rounds=2, sample_ms=0.0),
+    race=RacePlan(min_rounds=2, max_rounds=2, sample_ms=0.0, warm_ms=0.0), final=None,
 )  # fmt: skip
 
 GOOD = (simt(16, 32), simt(8, 32))

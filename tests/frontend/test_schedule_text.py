@@ -52,3 +52,11 @@ def test_a_block_is_not_lines(lines: str) -> None:
     with pytest.raises(attngen.AttnError) as caught:
         schedule(lines, "sm_80")
     assert caught.value.diagnostics[0].code == "A407"
+
+
+def test_the_order_inside_a_step() -> None:
+    found = schedule("overlap values = 48, weights = 2 * 32, keys = late", "sm_90a")
+    assert (found.late_values, found.early_weights, found.late_keys) == (48, 64, True)
+    found = schedule("overlap keys = early, values = auto", "sm_90a")
+    assert (found.late_values, found.early_weights, found.late_keys) == (None, None, False)
+    assert not schedule("overlap auto", "sm_90a").has_order

@@ -99,7 +99,7 @@ class FakeDriver:
             shared_bytes=self.limit,
             l2_bytes=60 << 20,
             memory_khz=3_201_000,
-            memory_bits=6144,
+            memory_bits=6016,
         )
 
     def encode_tensor_map(self, tensor: TensorMap) -> bytes:

@@ -24,7 +24,7 @@ def traits(**changes: Any) -> GpuTraits:
 def test_a_gpu_has_the_class_of_its_alias() -> None:
     found = DeviceClass.from_traits(traits(capability=(9, 0)))
     assert found == DeviceClass.named("h200")
-    assert found.name == "sm_90a-132sm-227k-l2.60m-hbm4.9"
+    assert found.name == "sm_90a-132sm-227k-l2.60m-hbm4.8"
     assert found.aliases == ("h200",)
 
 
@@ -52,7 +52,7 @@ def test_names_do_not_tell_classes_apart() -> None:
 def test_a_part_of_a_gpu_has_a_class_of_its_own() -> None:
     name = "NVIDIA H200 MIG 1g.18gb+me"
     part = DeviceClass.from_traits(traits(capability=(9, 0), name=name, multiprocessors=16))
-    assert part.name == "sm_90a-16sm-227k-l2.60m-hbm4.9-mig.1g.18gb+me"
+    assert part.name == "sm_90a-16sm-227k-l2.60m-hbm4.8-mig.1g.18gb+me"
     assert DeviceClass.parse(part.name) == part
 
 
@@ -70,15 +70,15 @@ def test_every_alias_is_a_class_of_a_target() -> None:
     [
         "",
         "h200",
-        "sm_90a-0sm-227k-l2.60m-hbm4.9",
+        "sm_90a-0sm-227k-l2.60m-hbm4.8",
         "sm_90a-132sm-227k-l2.60m-hbm0.0",
-        "sm_90a-0132sm-227k-l2.60m-hbm4.9",
+        "sm_90a-0132sm-227k-l2.60m-hbm4.8",
         "sm_90a-132sm-227k-l2.60m-hbm04.9",
-        "sm_90a-132sm-227k-l2.60m-hbm4.9/../..",
-        "sm_90a-132sm-227k-l2.60m-hbm4.9\n",
-        "../sm_90a-132sm-227k-l2.60m-hbm4.9",
-        "sm_90a-132sm-227k-l2.60m-hbm4.9-mig./",
-        "sm_90a-١٣٢sm-227k-l2.60m-hbm4.9",
+        "sm_90a-132sm-227k-l2.60m-hbm4.8/../..",
+        "sm_90a-132sm-227k-l2.60m-hbm4.8\n",
+        "../sm_90a-132sm-227k-l2.60m-hbm4.8",
+        "sm_90a-132sm-227k-l2.60m-hbm4.8-mig./",
+        "sm_90a-١٣٢sm-227k-l2.60m-hbm4.8",
     ],
 )
 def test_only_canonical_names_are_read(name: str) -> None:

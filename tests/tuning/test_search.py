@@ -90,6 +90,25 @@ class Simulation:
         self.is_closed = True
 
 
+class Throttled(Simulation):
+    """A GPU that is fast after a rest, and a sixth slower after some tenths of a second of load."""
+
+    def __init__(self, law: Callable[[Schedule], float], *, noise: float, seed: int) -> None:
+        super().__init__(law, noise=noise, seed=seed)
+        self._heat = 0.0
+
+    def build(self, schedule: Schedule) -> Build:
+        with self._lock:
+            self._heat = 0.0
+        return super().build(schedule)
+
+    def sample(self, name: str, repeats: int) -> float:
+        ms = super().sample(name, repeats) * (1 + 0.15 * self._heat)
+        share = min(1.0, ms * repeats / 400)
+        self._heat += (1 - self._heat) * share
+        return ms
+
+
 def search(simulation: Simulation, plan: Plan | None = None, tell: Any = None) -> Findings:
     attention = specialised(CAUSAL, "bf16", (128, 128))
     space = collect(attention, Schedule(), targets.get("sm_90a"))
@@ -129,6 +148,48 @@ def test_a_setting_that_the_model_does_not_see_is_found_beside_the_winner() -> N
     found = search(Simulation(near_to(128, 128, 3), noise=0.002))
     assert found.best is not None
     assert found.best.schedule.stages == 3
+
+
+def test_every_order_of_the_winner_is_tried() -> None:
+    def law(s: Schedule) -> float:
+        gain = 0.95 if (s.late_values, s.early_weights, s.late_keys) == (0, 128, True) else 1.0
+        return gain * near_to(128, 128)(s)
+
+    simulation = Simulation(law, noise=0.002)
+    found = search(simulation)
+    assert found.best is not None
+    assert found.best.schedule.late_keys
+    mine = [s for s in simulation.built if (s.tile_q, s.tile_kv, s.stages) == (128, 128, 2)]
+    assert len([s for s in mine if s.kernel == "forward_wgmma"]) == 8
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_clock_that_falls_names_no_beaten_winner(seed: int) -> None:
+    # The default is the best; the same with three stages takes 7 % longer, and all else more.
+    def law(s: Schedule) -> float:
+        if (s.kernel, s.tile_q, s.tile_kv) != ("forward_wgmma", 128, 128):
+            return 1.2 + 0.001 * (s.tile_kv or 0)
+        return 1.0 if s.stages == 2 else 1.07
+
+    plan = Plan(budget_s=None, compilers=2, race=RacePlan(warm_ms=0.0))
+    found = search(Throttled(law, noise=0.003, seed=seed), plan)
+    assert found.best is not None
+    assert found.best.schedule == found.space.default
+    times = {m.schedule.stages: m.times.ms for m in found.measured if law(m.schedule) < 1.1}
+    assert times[3] / times[2] == pytest.approx(1.07, abs=0.01)
+
+
+@pytest.mark.parametrize(("gain", "is_chosen"), [(0.985, True), (0.995, False), (1.004, False)])
+def test_the_default_yields_to_what_is_clearly_faster(gain: float, is_chosen: bool) -> None:
+    def law(s: Schedule) -> float:
+        if (s.kernel, s.tile_q, s.tile_kv) != ("forward_wgmma", 128, 128):
+            return 1.2
+        return 1.0 if s.stages == 2 else gain if s.stages == 3 else 1.2
+
+    for seed in range(5):
+        found = search(Throttled(law, noise=0.006, seed=seed))
+        assert found.best is not None
+        assert (found.best.schedule.stages == 3) == is_chosen
 
 
 def test_every_schedule_has_a_time_or_a_reason() -> None:
@@ -213,11 +274,11 @@ def test_who_is_checked_for_too_long_leaves_no_time_for_the_others() -> None:
         return check(name, build)
 
     simulation.check = check_slowly  # type: ignore[method-assign]
-    found = search(simulation, Plan(budget_s=12.0, compilers=2))
+    found = search(simulation, Plan(most=18, beside=0, budget_s=12.0, compilers=2))
     assert len(found.measured) == 3  # 6 of 12 seconds are for compiling and checking
     assert found.default is not None
     late = [d for d in found.discarded if d.stage is Stage.BUDGET]
-    assert len(late) == Plan().most - Plan().beside - 3
+    assert len(late) > 10
 
 
 def test_who_compiles_for_too_long_is_left_behind() -> None:
@@ -232,7 +293,7 @@ def test_who_compiles_for_too_long_is_left_behind() -> None:
     simulation.build = build_slowly  # type: ignore[method-assign]
     simulation._build_s = 0.0
     try:
-        found = search(simulation, Plan(budget_s=0.6, compilers=30))
+        found = search(simulation, Plan(most=18, beside=0, budget_s=0.6, compilers=30))
     finally:
         is_over.set()
     left = {d.schedule.tile_kv for d in found.discarded if d.stage is Stage.BUDGET}
@@ -257,7 +318,7 @@ def test_progress_says_the_best_so_far() -> None:
     assert found.best is not None
     assert heard[0].best is None
     assert heard[-1].best is not None
-    assert heard[-1].best[0] == found.best.schedule
+    assert heard[-1].best[0].without_order() == found.best.schedule.without_order()
     spent = [p.spent for p in heard]
     assert spent == sorted(spent, key=lambda s: s or 0.0)
     assert any("compiled" in p.doing for p in heard)
@@ -289,6 +350,7 @@ def test_a_shortlist_has_the_default_every_family_and_then_the_best() -> None:
         wgmma(32), wgmma(176), wgmma(160), mma, wgmma(144),
     ]  # fmt: skip
     assert shortlist(ranked, mma, 1) == [mma]
+    assert shortlist(ranked, mma, 9) == [mma, wgmma(176), wgmma(160), wgmma(144)]  # no further one
 
 
 # ---- on the CPU ------------------------------------------------------------------------------
@@ -305,8 +367,8 @@ def test_a_search_survives_every_kind_of_harm() -> None:
         HostBench, lambda: exams_of(subject, call), Patience(open_s=60, check_s=6, sample_s=6)
     )
     plan = Plan(
-        most=20, beside=0, budget_s=None, compilers=2,
-        race=RacePlan(min_rounds=2, max_rounds=2, sample_ms=0.0),
+        takes_all=True, beside=0, budget_s=None, compilers=2,
+        race=RacePlan(min_rounds=2, max_rounds=2, sample_ms=0.0, warm_ms=0.0), final=None,
     )  # fmt: skip
     found = Search("causal", space, model, BrokenBuilder(subject, broken), stand, plan).run()
     assert {m.schedule for m in found.measured} == set(good)

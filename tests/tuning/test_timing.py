@@ -26,7 +26,7 @@ from attngen.tuning.timing import (
 Law = Callable[[int], float]
 """Milliseconds by how many samples of the whole race came before."""
 
-PLAN: Final = RacePlan(min_rounds=9, max_rounds=40)
+PLAN: Final = RacePlan(min_rounds=9, max_rounds=40, warm_ms=0.0)
 
 
 class SimulatedTimer:
@@ -47,8 +47,8 @@ def always(ms: float) -> Law:
     return lambda number: ms
 
 
-def run(timer: SimulatedTimer, plan: RacePlan = PLAN, *, kept: tuple[str, ...] = ()) -> Race:
-    race = Race(timer, tuple(timer._laws), plan, kept=kept)
+def run(timer: SimulatedTimer, plan: RacePlan = PLAN, *, reference: str | None = None) -> Race:
+    race = Race(timer, tuple(timer._laws), plan, reference=reference)
     for _ in race.rounds():
         pass
     return race
@@ -56,7 +56,7 @@ def run(timer: SimulatedTimer, plan: RacePlan = PLAN, *, kept: tuple[str, ...] =
 
 def test_rounds_are_interleaved_and_everybody_is_first_equally_often() -> None:
     timer = SimulatedTimer(dict.fromkeys("abc", always(1.0)))
-    run(timer, RacePlan(min_rounds=6, max_rounds=6, tolerance=0.0))
+    run(timer, RacePlan(min_rounds=6, max_rounds=6, tolerance=0.0, warm_ms=0.0))
     warm = timer.log[:6]  # in the first round each is asked twice: how often, and the sample
     rounds = [[n for n, _ in timer.log[i : i + 3]] for i in range(6, len(timer.log), 3)]
     assert [name for name, _ in warm] == list("aabbcc")
@@ -67,7 +67,7 @@ def test_rounds_are_interleaved_and_everybody_is_first_equally_often() -> None:
 
 def test_a_sample_is_filled_with_as_many_calls_as_fit() -> None:
     timer = SimulatedTimer({"short": always(0.1), "long": always(80.0)})
-    run(timer, RacePlan(min_rounds=1, max_rounds=1, sample_ms=5.0))
+    run(timer, RacePlan(min_rounds=1, max_rounds=1, sample_ms=5.0, warm_ms=0.0))
     assert timer.log == [("short", 1), ("short", 50), ("long", 1), ("long", 1)]
 
 
@@ -88,7 +88,7 @@ def test_who_is_as_fast_is_not_beaten(seed: int) -> None:
 
 def test_the_slow_drop_out_early_and_the_kept_one_never() -> None:
     timer = SimulatedTimer({"best": always(1.0), "slow": always(1.4), "default": always(2.0)})
-    race = run(timer, kept=("default",))
+    race = run(timer, reference="default")
     assert race.outs == {"slow": "beaten after 2 rounds: 1.40 times the fastest"}
     assert len(race.samples["default"]) == len(race.samples["best"]) == PLAN.min_rounds
 
@@ -122,6 +122,53 @@ def test_a_clock_that_falls_changes_no_order() -> None:
     assert race.outs["b"].startswith("beaten")
 
 
+def falling(ms: float) -> Law:
+    """Fast for twenty samples, and then 15 % slower."""
+    return lambda n: ms * (1.0 if n < 20 else 1.15)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_who_dropped_out_while_the_clock_was_high_is_not_the_fastest(seed: int) -> None:
+    laws = {"default": falling(1.0), "beaten": falling(1.07), "slow": falling(1.4)}
+    timer = SimulatedTimer(laws, noise=0.003, seed=seed)
+    race = run(timer, RacePlan(min_rounds=20, warm_ms=0.0), reference="default")
+    assert race.outs["beaten"].startswith("beaten")
+    medians = {name: summarize(samples).ms for name, samples in race.samples.items()}
+    assert min(medians, key=medians.__getitem__) != "default"  # what its own rounds would say
+    times = {name: race.times(name) for name in laws}
+    assert min(times, key=lambda name: times[name].ms) == race.leader == "default"
+    assert times["beaten"].ms / times["default"].ms == pytest.approx(1.07, abs=0.01)
+    assert times["default"].high_ms - times["default"].low_ms < 0.01 * times["default"].ms
+
+
+def test_a_drifting_clock_keeps_no_race_from_ending() -> None:
+    def drifts(number: int) -> float:
+        return 1 + 0.005 * number
+
+    race = run(SimulatedTimer({"a": drifts, "b": drifts}, noise=0.001))
+    assert len(race.samples["a"]) == PLAN.min_rounds
+
+
+def test_the_reference_runs_before_the_first_round() -> None:
+    timer = SimulatedTimer({"a": always(1.0), "b": always(0.5)})
+    run(timer, RacePlan(min_rounds=1, max_rounds=1, warm_ms=300.0), reference="b")
+    assert timer.log[:2] == [("b", 1), ("b", 600)]
+
+
+def test_where_the_reference_is_lost_another_takes_its_place() -> None:
+    def falls(number: int) -> float:
+        if number > 12:
+            raise LostError("it hung")
+        return 3.0
+
+    laws = {"reference": falls, "a": always(2.0), "b": always(2.004)}
+    race = run(SimulatedTimer(laws), reference="reference")
+    assert race.outs == {"reference": "it hung"}
+    assert race.reference == "a"
+    assert race.ratio("b").ms == pytest.approx(1.002)
+    assert race.times("b").ms == pytest.approx(2.004)
+
+
 def test_a_loss_is_only_that_candidate_s() -> None:
     def falls(number: int) -> float:
         if number > 9:
@@ -152,7 +199,7 @@ def test_nobody_to_time_is_no_error() -> None:
 def test_replayed_times_have_the_recorded_median() -> None:
     times = {"a": Times(1.0, 0.9, 1.2, 9), "b": Times(1.5, 1.5, 1.5, 9)}
     timer = ReplayTimer(times)
-    race = Race(timer, ("a", "b", "unknown"), PLAN, kept=("b",))
+    race = Race(timer, ("a", "b", "unknown"), PLAN, reference="b")
     for _ in race.rounds():
         pass
     assert race.leader == "a"

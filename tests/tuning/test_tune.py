@@ -25,7 +25,7 @@ from .problems import DOCUMENTS
 
 QUICK = Plan(
     most=3, beside=1, budget_s=None, compilers=2,
-    race=RacePlan(min_rounds=2, max_rounds=2, sample_ms=0.0),
+    race=RacePlan(min_rounds=2, max_rounds=2, sample_ms=0.0, warm_ms=0.0), final=None,
 )  # fmt: skip
 
 
