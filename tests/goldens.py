@@ -145,6 +145,8 @@ GOLDENS = (
         _MMA,
         consts=(("block", 16),),
     ),
+    Golden("alphafold_bf16_d32", "alphafold_pair_bias", "sm_80", "bf16", (32, 32)),
+    Golden("t5_fp16_d64", "t5", "sm_89", "fp16", (64, 64)),
     # forward_wgmma
     Golden("full_bf16_d128_wgmma", "full", "sm_90a", "bf16", (128, 128)),
     Golden("causal_bf16_d64_wgmma", "causal", "sm_90a", "bf16", (64, 64)),
@@ -165,6 +167,8 @@ GOLDENS = (
     ),
     Golden("padded_decode_fp16_d128_wgmma", "padded_decode", "sm_90a", "fp16", (128, 128)),
     Golden("ragged_prefill_bf16_d64_wgmma", "ragged_prefill", "sm_90a", "bf16", (64, 64)),
+    Golden("alphafold_fp16_d32_wgmma", "alphafold_pair_bias", "sm_90a", "fp16", (32, 32)),
+    Golden("t5_bf16_d64_wgmma", "t5", "sm_90a", "bf16", (64, 64)),
     Golden(
         "block_sparse_bf16_d64_wgmma", "block_sparse", "sm_90a", "bf16", (64, 64), consts=_BLOCK
     ),

@@ -215,9 +215,9 @@ def _whole_chunks(size: int) -> int:
 
 
 def name_staged(reads: tuple[StagedRead, ...], attention: Attention) -> dict[int, Emitted]:
-    """What score lines call instead of computing it, by the id of the node."""
+    """What score lines take instead of computing it, by the id of the node."""
     return {
-        id(read.node): called(f"staged{i}(at)", _convert(read, attention)[0])
+        id(read.node): called(f"at.staged.x{i}[at.side]", _convert(read, attention)[0])
         for i, read in enumerate(reads)
     }
 

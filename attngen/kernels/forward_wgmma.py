@@ -540,6 +540,8 @@ def _registers(attention: Attention, tile: _Tile) -> int:
     if _scores_read_pairs(attention):
         # Addresses and elements on their way: the least with which no default spills.
         more = max(more, tile.kv * 5 // 4)
+    elif find_staged_reads(attention):
+        more = max(more, tile.kv * 2 // 5)  # values on their way, likewise
     return v // 2 + tile.kv // 2 + tile.kv // 4 + _OTHER_REGISTERS + more
 
 
