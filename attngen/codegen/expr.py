@@ -20,6 +20,7 @@ import numpy as np
 
 from attngen.analysis.ranges import (
     INT32,
+    INT64,
     Ranges,
     compile_time_ranges,
     infer_ranges,
@@ -61,6 +62,7 @@ __all__ = [
     "called_lets",
     "float_literal",
     "mentions_score",
+    "wraps_around",
 ]
 
 
@@ -123,6 +125,8 @@ _ARITHMETIC: Final = {
     BinaryOp.DIV: _Precedence.PRODUCT,
 }
 _VARYING: Final = frozenset({"q", "qpos", "kv", "s"})
+_MODULAR: Final = (BinaryOp.ADD, BinaryOp.SUB, BinaryOp.MUL)
+_UNSIGNED: Final = "unsigned long long"
 _INTEGER_FUNCTIONS: Final = {BinaryOp.FLOORDIV: "ag_floordiv", BinaryOp.MOD: "ag_mod"}
 
 
@@ -155,7 +159,9 @@ class ExprPrinter:
     takes the quick forms of functions, multiplies by the reciprocal of what does not vary, and
     adds a product in one operation; formulas of the row state multiply by quick reciprocals.
     A node in `given`, by its id, is not computed but named (score_parts.py, mask_parts.py).
-    With `is_branchless`, `and` and `or` are `&` and `|`, which skip nothing.
+    With `is_branchless`, `and` and `or` are `&` and `|`, which skip nothing.  With `wraps`, sums
+    and products that data might lead beyond 64 bits wrap around, for they are computed where the
+    language would not.
     """
 
     def __init__(
@@ -166,11 +172,13 @@ class ExprPrinter:
         *,
         is_quick: bool = False,
         is_branchless: bool = False,
+        wraps: bool = False,
         given: Mapping[int, Emitted] | None = None,
     ) -> None:
         self._attention = attention
         self._is_quick = is_quick
         self._is_branchless = is_branchless
+        self._wraps = wraps
         self._given = given or {}
         self._factors: dict[int, tuple[Emitted, Emitted]] = {}
         roots = (*attention.expressions(), *further)
@@ -269,6 +277,8 @@ class ExprPrinter:
                 return Emitted(
                     f"(float){operands[0].at(_Precedence.UNARY)}", CType.FLOAT, _Precedence.UNARY
                 )
+            case Negate() if self._may_wrap(node):
+                return _wrapping("-", Emitted("0", CType.INT32), operands[0])
             case Negate():
                 (x,) = self._fitted(node, operands)
                 return Emitted(f"-{x.at(_Precedence.PRIMARY)}", x.type, _Precedence.UNARY)
@@ -276,6 +286,8 @@ class ExprPrinter:
                 return Emitted(
                     f"!{operands[0].at(_Precedence.UNARY)}", CType.BOOL, _Precedence.UNARY
                 )
+            case Binary(op) if self._may_wrap(node):
+                return _wrapping(op.value, *operands)
             case Binary(op):
                 return self._binary(node, op, self._fitted(node, operands))
             case Compare(op):
@@ -396,11 +408,26 @@ class ExprPrinter:
             kind = CType.BOOL if function.signature.result is ScalarType.BOOL else CType.FLOAT
         return Emitted(text, kind)
 
+    def _may_wrap(self, node: Expr) -> bool:
+        return self._wraps and wraps_around(node) and not self._range(node).within(*INT64.ends)
+
     def _fits32(self, node: Expr) -> bool:
         return range_of_work(node, self._ranges).within(*INT32.ends)
 
     def _range(self, node: Expr) -> Interval:
         return self._ranges[id(node)]
+
+
+def wraps_around(node: Expr) -> bool:
+    """Whether it can be computed modulo 2^64: a sum, a difference or a product of integers."""
+    is_arithmetic = isinstance(node, Binary) and node.op in _MODULAR
+    return (is_arithmetic or isinstance(node, Negate)) and expr_type(node) is ScalarType.INT
+
+
+def _wrapping(op: str, left: Emitted, right: Emitted) -> Emitted:
+    """An operation modulo 2^64; with signs it would be undefined in C++."""
+    a, b = (f"({_UNSIGNED}){o.at(_Precedence.UNARY)}" for o in (left, right))
+    return Emitted(f"(ag_i64)({a} {op} {b})", CType.INT64, _Precedence.UNARY)
 
 
 def eager_lets(root: Expr) -> tuple[Let, ...]:
