@@ -88,10 +88,11 @@ class _Precedence(IntEnum):
     BITS = 3
     EQUALITY = 4
     RELATION = 5
-    SUM = 6
-    PRODUCT = 7
-    UNARY = 8
-    PRIMARY = 9
+    SHIFT = 6
+    SUM = 7
+    PRODUCT = 8
+    UNARY = 9
+    PRIMARY = 10
 
 
 @final
@@ -354,6 +355,12 @@ class ExprPrinter:
 
     def _binary(self, node: Binary, op: BinaryOp, operands: list[Emitted]) -> Emitted:
         left, right = operands
+        if op in _INTEGER_FUNCTIONS and (bits := _power_of_two(node.right)) is not None:
+            # One instruction and not six or seven; it rounds down for negative numbers, too.
+            x = left.at(_Precedence.PRODUCT)
+            if op is BinaryOp.FLOORDIV:
+                return Emitted(f"{x} >> {bits}", left.type, _Precedence.SHIFT)
+            return Emitted(f"{x} & {2**bits - 1}", left.type, _Precedence.BITS)
         if op in _INTEGER_FUNCTIONS:
             return Emitted(f"{_INTEGER_FUNCTIONS[op]}({left.text}, {right.text})", left.type)
         level = _ARITHMETIC[op]
@@ -416,6 +423,13 @@ class ExprPrinter:
 
     def _range(self, node: Expr) -> Interval:
         return self._ranges[id(node)]
+
+
+def _power_of_two(e: Expr) -> int | None:
+    """The exponent of a constant that is a power of two from 2 on."""
+    if not (isinstance(e, Const) and isinstance(e.value, int) and e.value > 1):
+        return None
+    return e.value.bit_length() - 1 if e.value.bit_count() == 1 else None
 
 
 def wraps_around(node: Expr) -> bool:
