@@ -288,7 +288,8 @@ class CubeBuilder:
         sign = 1 if coefficient > 0 else -1
         dividend = self._in_range(rest.times(-1), form - rest)
         if dividend is None:
-            return self._unknown(_Reason.WIDE, self._source)
+            reads = any(isinstance(self.atoms.node(a), Load) for a in self._along(form))
+            return self._unknown(_Reason.DATA if reads else _Reason.WIDE, self._source)
         top = floor_divide(self.atoms, dividend, abs(coefficient))
         match self.atoms.node(atom):
             case Symbol():

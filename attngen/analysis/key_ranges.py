@@ -20,6 +20,7 @@ from typing import final
 
 from attngen.analysis.cubes import CubeBuilder
 from attngen.analysis.empty_rows import may_have_empty_row
+from attngen.analysis.equalities import use_equalities
 from attngen.analysis.linear import Atoms
 from attngen.analysis.range_union import MOST_RANGES, Range, RangeUnion
 from attngen.analysis.tile_projection import TileProjection
@@ -78,6 +79,7 @@ def derive_query_ranges(attention: Attention) -> QueryRanges:
 
 
 def _derive(attention: Attention, target: str) -> tuple[tuple[Range, ...], tuple[str, ...]]:
+    attention = use_equalities(attention)
     mask = Const(True) if attention.mask is None else attention.mask
     other = "q" if target == "kv" else "kv"
     atoms = Atoms(attention, tile=other)

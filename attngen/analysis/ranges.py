@@ -9,7 +9,7 @@ only what exceeds 64 bits is left for the launch to reject.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, TypeAlias, assert_never
 
 from attngen.ir import interval
@@ -95,9 +95,15 @@ def launch_ranges(
 
 
 def infer_ranges(
-    roots: tuple[Expr, ...], symbols: Ranges, attention: Attention
+    roots: tuple[Expr, ...],
+    symbols: Ranges,
+    attention: Attention,
+    assume: Callable[[Expr, Interval], Interval] | None = None,
 ) -> dict[int, Interval]:
-    """The interval of every node, by identity."""
+    """The interval of every node, by identity.
+
+    assume:  what is taken for a node's interval, which others then follow from.
+    """
     elements = {tensor.name: tensor.element for tensor in attention.tensors}
     known: dict[int, Interval] = {}
     for node in postorder(*roots):
@@ -106,7 +112,7 @@ def infer_ranges(
             found = interval.rounded(found)
         elif expr_type(node) is ScalarType.INT:
             found = _without_far_ends(found)
-        known[id(node)] = found
+        known[id(node)] = found if assume is None else assume(node, found)
     return known
 
 

@@ -9,8 +9,9 @@ Interval arithmetic in three-valued logic, done on expressions instead of number
 over [q_first, q_last], `kv` over [kv_first, kv_last], and every node yields expressions for its
 least and largest value over the tile.  For a truth value these are "certainly" and "possibly".
 What is read from tensors along rows alone, or along keys alone, becomes a *summary*: its
-minimum and maximum over the rows, or the keys, of a tile, found at run time.  What is read along
-both, such as a table of blocks, becomes one over the few elements that a tile reaches.  What
+minimum and maximum over the rows, or the keys, of a tile, found at run time; so does a sum of
+digits, which intervals lose.  A summary has 32 bits: at their ends nothing is known.  What is read
+along both, such as a table of blocks, becomes one over the few elements that a tile reaches.  What
 depends on neither `q` nor `kv` is one opaque value.
 
 Sound always: `may` false proves that no pair of the tile attends, `all` true that every one
@@ -22,9 +23,11 @@ Source: R. E. Moore, Interval Analysis, 1966, chapter 2.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final, TypeAlias, final
 
+from attngen.analysis.equalities import use_equalities
 from attngen.analysis.ranges import INT32, INT64, compile_time_ranges, infer_ranges
 from attngen.ir.attention import Attention
 from attngen.ir.expr import (
@@ -48,7 +51,7 @@ from attngen.ir.expr import (
     expr_type,
 )
 from attngen.ir.functions import call
-from attngen.ir.interval import Interval
+from attngen.ir.interval import TRUE, Interval
 from attngen.ir.traverse import children, postorder, rewrite
 from attngen.ir.types import ScalarType
 from attngen.record import record
@@ -96,7 +99,8 @@ class Bounds:
 class Summary:
     """A row-only or key-only value whose minimum and maximum over a tile are needed.
 
-    The symbols are `<name>_low` and `<name>_high`; a truth value counts as 0 and 1.
+    The symbols are `<name>_low` and `<name>_high`; a truth value counts as 0 and 1.  What may leave
+    32 bits is cut off at their ends, where `may` and `all` take it for unknown.
     """
 
     name: str
@@ -146,6 +150,8 @@ def classify_tiles(attention: Attention) -> TileClasses:
     """The classes of a variant's tiles; without a mask every pair attends."""
     if attention.mask is None:
         return TileClasses(Const(True), Const(True), (), (), (), ())
+    attention = use_equalities(attention)
+    assert attention.mask is not None
     ranges = {"q": Bounds(_tile("q_first"), _tile("q_last"))}
     ranges["qpos"] = Bounds(_tile("qpos_first"), _tile("qpos_last"))
     ranges["kv"] = Bounds(_tile("kv_first"), _tile("kv_last"))
@@ -169,7 +175,9 @@ def key_may_attend(attention: Attention) -> Expr | None:
     first = Binary(BinaryOp.SUB, Skv, Sq)
     ranges["qpos"] = Bounds(first, Binary(BinaryOp.SUB, Skv, one))
     walk = _Walk(attention, ranges, summarise=False)
-    high = rewrite(walk.run(attention.mask).high, walk.drop_certain)
+    high = walk.run(attention.mask).high
+    known = infer_ranges((high,), compile_time_ranges(attention), attention)
+    high = rewrite(high, lambda e: walk.drop_certain(e, known))
     return None if isinstance(high, Const) and high.value is True else high
 
 
@@ -177,6 +185,11 @@ def key_may_attend(attention: Attention) -> Expr | None:
 
 _ROW: Final = frozenset({"q", "qpos"})
 _KEY: Final = frozenset({"kv"})
+_NONE: Final[frozenset[str]] = frozenset()
+_SUMMARY: Final = Interval(-INT32.high, INT32.high)
+"""What a kernel holds of a summary; at an end the value may lie beyond it."""
+_DIGITS: Final = 4
+"""Remainders in a sum from which on it is taken for digits that are put together anew."""
 Unknown: TypeAlias = None
 """A float of which nothing is known."""
 
@@ -192,12 +205,12 @@ class _Walk:
         self.keys: list[Summary] = []
         self.boxes: list[BoxSummary] = []
         self.loose: dict[int, Bounds] = {}  # by id: ends that no pair may have
+        self.guards: dict[int, frozenset[str]] = {}  # by id: summaries that must have fit
         self.notes: list[str] = []
-        self.known = infer_ranges(
-            attention.expressions(), compile_time_ranges(attention), attention
-        )
         self.varies: dict[int, frozenset[str]] = {}
         self.reads: dict[int, bool] = {}
+        self.digits: dict[int, int] = {}
+        self.mixes: dict[int, bool] = {}
         for node in postorder(*attention.expressions()):
             below = children(node)
             own = (
@@ -206,6 +219,41 @@ class _Walk:
             self.varies[id(node)] = own.union(*(self.varies[id(c)] for c in below))
             is_read = isinstance(node, Load) and bool(self.varies[id(node)])
             self.reads[id(node)] = is_read or any(self.reads[id(c)] for c in below)
+            self.note_digits(node)
+        symbols = compile_time_ranges(attention)
+        self.true = infer_ranges(attention.expressions(), symbols, attention)
+        self.known = infer_ranges(attention.expressions(), symbols, attention, self.assume)
+
+    def note_digits(self, node: Expr) -> None:
+        """Count remainders, and find the sums of them that no interval describes."""
+        below = children(node)
+        is_digit = isinstance(node, Binary) and node.op is BinaryOp.MOD
+        own = int(is_digit and bool(self.varies[id(node)]))
+        self.digits[id(node)] = min(own + sum(self.digits[id(c)] for c in below), _DIGITS)
+        is_sum = isinstance(node, Binary) and node.op in (BinaryOp.ADD, BinaryOp.SUB)
+        mixes = is_sum and self.digits[id(node)] == _DIGITS
+        self.mixes[id(node)] = mixes or any(self.mixes[id(c)] for c in below)
+
+    def assume(self, node: Expr, found: Interval) -> Interval:
+        """The values of a summary that a kernel can hold; where there are others it knows."""
+        if found.within(*INT32.ends) or not self.is_summarised(node):
+            return found
+        low, high = (max(INT32.low, min(end, INT32.high)) for end in found.ends)
+        return Interval(low, high)
+
+    def is_summarised(self, node: Expr) -> bool:
+        """Whether a value is found at every row, or every key, of a tile."""
+        varies = self.varies[id(node)]
+        is_along_one = bool(varies) and (varies <= _ROW or varies <= _KEY)
+        is_found = self.reads[id(node)] or self.mixes[id(node)]
+        if not (self.summarise and is_found and is_along_one) or expr_type(node) is _FLOAT:
+            return False
+        return not self.is_shifted(node)
+
+    def is_shifted(self, node: Expr) -> bool:
+        """Whether it is another value and a number that no pair changes: `x + 3`, `x - n[b]`."""
+        is_sum = isinstance(node, Binary) and node.op in (BinaryOp.ADD, BinaryOp.SUB)
+        return is_sum and not all(self.varies[id(c)] for c in children(node))
 
     def run(self, root: Expr) -> Bounds:
         done: dict[int, Bounds | Unknown] = {}
@@ -219,7 +267,11 @@ class _Walk:
                 done[id(node)] = whole
             elif ready:
                 operands = [done[id(c)] for c in children(node)]
+                guards = [self.guards.get(id(c), _NONE) for c in children(node)]
+                self.guards[id(node)] = _NONE.union(*guards)
                 done[id(node)] = self.within_64_bits(node, operands) or self.unknown(node)
+                if expr_type(node) is _BOOL:
+                    done[id(node)] = self.guarded(node, done[id(node)])
             else:
                 stack.append((node, True))
                 stack.extend((child, False) for child in children(node))
@@ -247,17 +299,39 @@ class _Walk:
             return Bounds(node, node)
         if isinstance(node, Symbol):
             return self.ranges[node.name]
-        along_rows, along_keys = varies <= _ROW, varies <= _KEY
-        if not (self.summarise and self.reads[id(node)] and (along_rows or along_keys)):
-            return None
-        interval = self.known[id(node)]
-        if expr_type(node) is _FLOAT or not interval.within(*INT32.ends):
-            return None
+        if not self.is_summarised(node):
+            is_hard = self.mixes[id(node)] and expr_type(node) is _INT and not self.summarise
+            return self.unknown(node) if is_hard else None
+        along_rows = varies <= _ROW
         summaries = self.rows if along_rows else self.keys
         kind = "row" if along_rows else "key"
         name = f"{kind}{len(summaries)}"
-        summaries.append(Summary(name, node))
+        value = node
+        if not self.true[id(node)].within(*INT32.ends):
+            value = call("clamp", node, *(Const(int(end)) for end in _SUMMARY.ends))
+            self.guards[id(node)] = frozenset({name})
+        summaries.append(Summary(name, value))
         return self.loosely(_ends_of(name, node))
+
+    def guarded(self, node: Expr, bounds: Bounds | Unknown) -> Bounds | Unknown:
+        """A truth value that says nothing where a summary below it did not fit."""
+        names = sorted(self.guards.pop(id(node), ()))
+        if not names or bounds is None or bounds is _UNKNOWN_TRUTH:
+            return bounds
+        low, high = (Const(int(end)) for end in _SUMMARY.ends)
+        fits = tuple(
+            test
+            for name in names
+            for test in (
+                Compare(CompareOp.GT, _tile(f"{name}_low"), low),
+                Compare(CompareOp.LT, _tile(f"{name}_high"), high),
+            )
+        )
+        leaves = tuple(Not(test) for test in fits)
+        return Bounds(
+            Logical(LogicalOp.AND, (*fits, bounds.low)),
+            Logical(LogicalOp.OR, (*leaves, bounds.high)),
+        )
 
     def loosely(self, bounds: Bounds) -> Bounds:
         self.loose[id(bounds)] = bounds
@@ -274,9 +348,11 @@ class _Walk:
             return None
         return self.loosely(Bounds(Const(int(interval.low)), Const(int(interval.high))))
 
-    def drop_certain(self, node: Expr) -> Expr:
+    def drop_certain(self, node: Expr, known: Mapping[int, Interval]) -> Expr:
         """`true` for what holds at every key, such as `kv <= Skv - 1`, and what follows from it."""
         match node:
+            case Compare() if id(node) in known and known[id(node)] == TRUE:
+                return Const(True)
             case Compare(CompareOp.LE, left, Const(most)):
                 is_certain = (isinstance(left, Load) and most >= self.known[id(left)].high) or (
                     most >= 0 and _is_distance_to_last_key(left)
@@ -353,7 +429,9 @@ class _Walk:
         if left is None or right is None or may_be_nan:
             if not self.varies[id(node)]:
                 return Bounds(node, node)
-            self.note(node, "a float comparison is decided pair by pair")
+            kinds = {expr_type(child) for child in children(node)}
+            what = "a float comparison" if _FLOAT in kinds else "what may leave 64 bits"
+            self.note(node, f"{what} is decided pair by pair")
             return _UNKNOWN_TRUTH
         match node.op:
             case CompareOp.LT | CompareOp.LE:

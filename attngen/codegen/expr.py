@@ -20,6 +20,7 @@ import numpy as np
 
 from attngen.analysis.ranges import (
     INT32,
+    INT64,
     Ranges,
     compile_time_ranges,
     infer_ranges,
@@ -61,6 +62,7 @@ __all__ = [
     "called_lets",
     "float_literal",
     "mentions_score",
+    "wraps_around",
 ]
 
 
@@ -86,10 +88,11 @@ class _Precedence(IntEnum):
     BITS = 3
     EQUALITY = 4
     RELATION = 5
-    SUM = 6
-    PRODUCT = 7
-    UNARY = 8
-    PRIMARY = 9
+    SHIFT = 6
+    SUM = 7
+    PRODUCT = 8
+    UNARY = 9
+    PRIMARY = 10
 
 
 @final
@@ -123,6 +126,8 @@ _ARITHMETIC: Final = {
     BinaryOp.DIV: _Precedence.PRODUCT,
 }
 _VARYING: Final = frozenset({"q", "qpos", "kv", "s"})
+_MODULAR: Final = (BinaryOp.ADD, BinaryOp.SUB, BinaryOp.MUL)
+_UNSIGNED: Final = "unsigned long long"
 _INTEGER_FUNCTIONS: Final = {BinaryOp.FLOORDIV: "ag_floordiv", BinaryOp.MOD: "ag_mod"}
 
 
@@ -155,7 +160,9 @@ class ExprPrinter:
     takes the quick forms of functions, multiplies by the reciprocal of what does not vary, and
     adds a product in one operation; formulas of the row state multiply by quick reciprocals.
     A node in `given`, by its id, is not computed but named (score_parts.py, mask_parts.py).
-    With `is_branchless`, `and` and `or` are `&` and `|`, which skip nothing.
+    With `is_branchless`, `and` and `or` are `&` and `|`, which skip nothing.  With `wraps`, sums
+    and products that data might lead beyond 64 bits wrap around, for they are computed where the
+    language would not.
     """
 
     def __init__(
@@ -166,11 +173,13 @@ class ExprPrinter:
         *,
         is_quick: bool = False,
         is_branchless: bool = False,
+        wraps: bool = False,
         given: Mapping[int, Emitted] | None = None,
     ) -> None:
         self._attention = attention
         self._is_quick = is_quick
         self._is_branchless = is_branchless
+        self._wraps = wraps
         self._given = given or {}
         self._factors: dict[int, tuple[Emitted, Emitted]] = {}
         roots = (*attention.expressions(), *further)
@@ -269,6 +278,8 @@ class ExprPrinter:
                 return Emitted(
                     f"(float){operands[0].at(_Precedence.UNARY)}", CType.FLOAT, _Precedence.UNARY
                 )
+            case Negate() if self._may_wrap(node):
+                return _wrapping("-", Emitted("0", CType.INT32), operands[0])
             case Negate():
                 (x,) = self._fitted(node, operands)
                 return Emitted(f"-{x.at(_Precedence.PRIMARY)}", x.type, _Precedence.UNARY)
@@ -276,6 +287,8 @@ class ExprPrinter:
                 return Emitted(
                     f"!{operands[0].at(_Precedence.UNARY)}", CType.BOOL, _Precedence.UNARY
                 )
+            case Binary(op) if self._may_wrap(node):
+                return _wrapping(op.value, *operands)
             case Binary(op):
                 return self._binary(node, op, self._fitted(node, operands))
             case Compare(op):
@@ -342,6 +355,12 @@ class ExprPrinter:
 
     def _binary(self, node: Binary, op: BinaryOp, operands: list[Emitted]) -> Emitted:
         left, right = operands
+        if op in _INTEGER_FUNCTIONS and (bits := _power_of_two(node.right)) is not None:
+            # One instruction and not six or seven; it rounds down for negative numbers, too.
+            x = left.at(_Precedence.PRODUCT)
+            if op is BinaryOp.FLOORDIV:
+                return Emitted(f"{x} >> {bits}", left.type, _Precedence.SHIFT)
+            return Emitted(f"{x} & {2**bits - 1}", left.type, _Precedence.BITS)
         if op in _INTEGER_FUNCTIONS:
             return Emitted(f"{_INTEGER_FUNCTIONS[op]}({left.text}, {right.text})", left.type)
         level = _ARITHMETIC[op]
@@ -396,11 +415,33 @@ class ExprPrinter:
             kind = CType.BOOL if function.signature.result is ScalarType.BOOL else CType.FLOAT
         return Emitted(text, kind)
 
+    def _may_wrap(self, node: Expr) -> bool:
+        return self._wraps and wraps_around(node) and not self._range(node).within(*INT64.ends)
+
     def _fits32(self, node: Expr) -> bool:
         return range_of_work(node, self._ranges).within(*INT32.ends)
 
     def _range(self, node: Expr) -> Interval:
         return self._ranges[id(node)]
+
+
+def _power_of_two(e: Expr) -> int | None:
+    """The exponent of a constant that is a power of two from 2 on."""
+    if not (isinstance(e, Const) and isinstance(e.value, int) and e.value > 1):
+        return None
+    return e.value.bit_length() - 1 if e.value.bit_count() == 1 else None
+
+
+def wraps_around(node: Expr) -> bool:
+    """Whether it can be computed modulo 2^64: a sum, a difference or a product of integers."""
+    is_arithmetic = isinstance(node, Binary) and node.op in _MODULAR
+    return (is_arithmetic or isinstance(node, Negate)) and expr_type(node) is ScalarType.INT
+
+
+def _wrapping(op: str, left: Emitted, right: Emitted) -> Emitted:
+    """An operation modulo 2^64; with signs it would be undefined in C++."""
+    a, b = (f"({_UNSIGNED}){o.at(_Precedence.UNARY)}" for o in (left, right))
+    return Emitted(f"(ag_i64)({a} {op} {b})", CType.INT64, _Precedence.UNARY)
 
 
 def eager_lets(root: Expr) -> tuple[Let, ...]:

@@ -25,7 +25,9 @@ from enum import Enum, Flag
 from functools import lru_cache
 from typing import Final, TypeAlias, final
 
+from attngen.analysis.equalities import use_equalities
 from attngen.analysis.ranges import INT64, compile_time_ranges, infer_ranges, range_of_work
+from attngen.codegen.expr import wraps_around
 from attngen.diagnostics.span import Span
 from attngen.ir.attention import Attention
 from attngen.ir.expr import (
@@ -42,6 +44,7 @@ from attngen.ir.expr import (
     ToFloat,
     expr_type,
 )
+from attngen.ir.interval import Interval
 from attngen.ir.traverse import children, postorder, rebuild, tensors
 from attngen.ir.types import ScalarType
 from attngen.record import record
@@ -72,7 +75,7 @@ _MOST: Final = 4
 """Parts of a kind: more of them would not stay in registers."""
 _DEAREST_PAIR: Final = 64
 """Operations of a pair beyond which `and` and `or` had better skip some."""
-_MOST_NODES: Final = 512
+_MOST_NODES: Final = 2048
 """Nodes of a mask beyond which a pair is too dear in all likelihood, and looking takes long."""
 
 
@@ -121,10 +124,12 @@ def find_mask_parts(attention: Attention) -> MaskParts | None:
     """The parts of a variant's mask.
 
     None where there is no mask, where a pair would cost too much without laziness, and where
-    data might lead beyond 64 bits at a pair that the mask skips.
+    data might divide beyond 64 bits at a pair that the mask skips.  Sums and products wrap around.
     """
     if attention.mask is None or len(list(postorder(attention.mask))) > _MOST_NODES:
         return None
+    attention = use_equalities(attention)
+    assert attention.mask is not None
     if _may_overflow(attention, attention.mask):
         return None
     mask = _gather(_share_equal(_without_single_lets(attention.mask)))
@@ -151,7 +156,7 @@ def find_mask_parts(attention: Attention) -> MaskParts | None:
 
 def _may_overflow(attention: Attention, mask: Expr) -> bool:
     """Whether what is computed of data may leave 64 bits, as a launch does not find out."""
-    known = infer_ranges((mask,), compile_time_ranges(attention), attention)
+    known = infer_ranges((mask,), compile_time_ranges(attention), attention, _wrapped)
     return any(
         expr_type(node) is ScalarType.INT
         and not isinstance(node, Load)
@@ -159,6 +164,12 @@ def _may_overflow(attention: Attention, mask: Expr) -> bool:
         and not range_of_work(node, known).within(*INT64.ends)
         for node in postorder(mask)
     )
+
+
+def _wrapped(node: Expr, found: Interval) -> Interval:
+    """What a node that wraps around leaves: sums and products of 64 bits do so in parts."""
+    is_wide = expr_type(node) is ScalarType.INT and not found.within(*INT64.ends)
+    return INT64 if is_wide and wraps_around(node) else found
 
 
 # ---- the mask, so that parts are large -----------------------------------------------------

@@ -45,7 +45,7 @@ def print_mask(attention: Attention, parts: MaskParts, first: int) -> MaskText:
     roots = tuple(e for e in (parts.mask, parts.pair) if e is not None)
 
     def name(of: str, letter: str, first: int, nodes: tuple[Expr, ...]) -> tuple[FixedFormula, ...]:
-        printer = ExprPrinter(attention, roots, given=dict(given))
+        printer = ExprPrinter(attention, roots, wraps=True, given=dict(given))
         found = tuple(fixed_formula(printer, e, is_eager=True) for e in nodes)
         for i, (e, one) in enumerate(zip(nodes, found, strict=True), start=first):
             given[id(e)] = member(of, f"{letter}{i}", one.c_type)
@@ -54,7 +54,9 @@ def print_mask(attention: Attention, parts: MaskParts, first: int) -> MaskText:
     def term(e: Expr | None, *, is_branchless: bool = False) -> Formula | None:
         if e is None:
             return None
-        printer = ExprPrinter(attention, roots, is_branchless=is_branchless, given=given)
+        printer = ExprPrinter(
+            attention, roots, is_branchless=is_branchless, wraps=True, given=given
+        )
         return formula(printer, e, is_eager=True)
 
     fixed = name("fixed", "c", first, parts.fixed)

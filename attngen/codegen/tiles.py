@@ -136,7 +136,7 @@ def tile_formulas(attention: Attention) -> TileFormulas:
     ranges = dict.fromkeys(("qpos_first", "qpos_last"), position)
     ranges |= {n: Interval(0, LONGEST - 1) for n in ("q_first", "q_last", "kv_first", "kv_last")}
     ranges |= {f"{s.name}_{end}": INT32 for s in classes.summaries for end in ("low", "high")}
-    printer = ExprPrinter(attention, (may, everywhere, alive, *rest, *values), ranges)
+    printer = ExprPrinter(attention, (may, everywhere, alive, *rest, *values), ranges, wraps=True)
 
     def body(e: Expr) -> Body | None:
         return None if isinstance(e, Const) and e.value is True else printer.print(e, is_eager=True)

@@ -15,7 +15,10 @@ from attngen.frontend.load import load_text
 from attngen.ir.attention import Attention
 from attngen.ir.semantics import evaluate
 
-__all__ = ["AFFINE", "B", "INTS", "TRUTHS", "build", "make_tensors", "pairs", "symbols"]
+__all__ = [
+    "AFFINE", "B", "DATA", "FAR", "INTS", "TRUTHS", "build", "make_far", "make_tensors", "pairs",
+    "symbols",
+]  # fmt: skip
 
 B, Hq = 2, 2
 
@@ -46,9 +49,29 @@ def make_tensors(rng: np.random.Generator, Sq: int, Skv: int, is_sorted: bool) -
     }
 
 
+FAR = """tensor    far : int64[B, Skv]
+    tensor    ago : int64[B, Sq]
+    tensor    start : int64[ND]
+"""
+"""What masks of `DATA` read besides, as text of the block."""
+
+
+def make_far(rng: np.random.Generator, Sq: int, Skv: int, *, is_wide: bool) -> dict[str, Any]:
+    """The arrays of `FAR`; wide ones have elements at and beyond the ends of 32 bits, too."""
+    rare = np.array(
+        [2**31 - 1, 2**31 - 2, 2**31, -(2**31), 1 - 2**31, -(2**31) - 1, 2**40, -(2**50)]
+    )
+
+    def draw(*shape: int) -> Any:
+        near = rng.integers(-4, 20, shape)
+        return np.where(rng.random(shape) < 0.2 * is_wide, rng.choice(rare, shape), near)
+
+    return {"far": draw(B, Skv), "ago": draw(B, Sq), "start": draw(4)}
+
+
 def symbols(Sq: int, Skv: int, w: int, b: int, h: int) -> dict[str, Any]:
     sizes = {"B": B, "Hq": Hq, "Hkv": 1, "Sq": Sq, "Skv": Skv, "Dqk": 8, "Dv": 8}
-    sizes |= {"NR": Sq // 4 + 1, "NC": Skv // 4 + 1}
+    sizes |= {"NR": Sq // 4 + 1, "NC": Skv // 4 + 1, "ND": 4}
     return {name: np.int64(x) for name, x in {**sizes, "w": w, "b": b, "h": h, "hkv": 0}.items()}
 
 
@@ -105,6 +128,40 @@ TRUTHS = st.recursive(
     ),
     max_leaves=4,
 )
+
+_DIGITS = "{0} % 2 + {0} // 4 % 2 * 2 + {0} // 2 % 2 * 4 + {0} // 8 % 2 * 8"
+_OF_ROW = st.sampled_from(
+    [
+        "ids[b, q]", "ago[b, q]", "q - start[ids[b, q]]", "start[ids[b, q]]", "2 * ago[b, q] + q",
+        _DIGITS.format("q"), "qpos", "q // 3", "w",
+    ]
+)  # fmt: skip
+_OF_KEY = st.sampled_from(
+    [
+        "doc[b, kv]", "far[b, kv]", "kv - start[doc[b, kv]]", "start[doc[b, kv]]", "far[b, kv] % 5",
+        _DIGITS.format("kv"), "kv", "min(kv, far[b, kv])",
+    ]
+)  # fmt: skip
+_TESTS = st.one_of(
+    st.tuples(_OF_ROW, st.sampled_from(["==", "<=", ">", "!="]), _OF_KEY).map(" ".join),
+    st.tuples(_OF_ROW, _OF_KEY, st.sampled_from(["w", "3", "plen[b]"])).map(
+        lambda t: f"abs({t[0]} - ({t[1]})) <= {t[2]}"
+    ),
+    st.tuples(_OF_KEY, st.integers(-3, 9)).map(lambda t: f"{t[0]} < {t[1]}"),
+    st.sampled_from(["ids[b, q] == doc[b, kv]", "doc[b, kv] == ids[b, q]"]),
+    st.just("keep[b, clamp(q - ago[b, q] + kv, 0, Skv - 1)]"),
+)
+DATA = st.recursive(
+    _TESTS,
+    lambda inner: st.one_of(
+        st.tuples(inner, st.sampled_from(["and", "and", "or"]), inner).map(
+            lambda t: f"({t[0]} {t[1]} {t[2]})"
+        ),
+        inner.map(lambda x: f"not ({x})"),
+    ),
+    max_leaves=4,
+)
+"""Masks of what is read along rows and along keys, and of digits; they need `FAR`."""
 
 _LINES = st.tuples(
     st.sampled_from(["kv", "q", "qpos", "kv - qpos", "qpos + kv", "2 * kv + q", "kv - 2 * q"]),

@@ -30,6 +30,10 @@ MASKS = {
         "kv >= Skv // 2 and (qpos // 16 > kv // 16 or qpos >= Skv // 2) or qpos // 16 == kv // 16"
     ),
     "crossing limits": "kv <= qpos and kv + qpos <= Skv",
+    "positions that restart": (
+        "doc[b, qpos] == doc[b, kv]"
+        " and abs(qpos - plen[doc[b, qpos]] - (kv - plen[doc[b, kv]])) < 8"
+    ),
     "where": "where(qpos < plen[b], kv < plen[b], kv <= qpos)",
 }
 

@@ -13,7 +13,17 @@ from attngen.analysis.tile_classes import TileClasses, classify_tiles, key_may_a
 from attngen.analysis.tile_map import summarise_box
 from attngen.ir.expr import Expr
 from attngen.ir.semantics import evaluate
-from tests.analysis.masks import TRUTHS, B, build, make_tensors, pairs, symbols
+from tests.analysis.masks import (
+    DATA,
+    FAR,
+    TRUTHS,
+    B,
+    build,
+    make_far,
+    make_tensors,
+    pairs,
+    symbols,
+)
 
 
 def tile_symbols(
@@ -41,12 +51,22 @@ def tile_symbols(
 
 
 def judge(
-    mask: str, Sq: int, Skv: int, tq: int, tk: int, w: int, seed: int, is_sorted: bool
+    mask: str,
+    Sq: int,
+    Skv: int,
+    tq: int,
+    tk: int,
+    w: int,
+    seed: int,
+    is_sorted: bool,
+    more: str = "",
+    tensors: dict[str, Any] | None = None,
 ) -> tuple[int, int]:
     """Check every tile; how many were neither proved empty nor full though they are."""
-    attention = build(mask)
+    attention = build(mask, more)
     classes = classify_tiles(attention)
-    tensors = make_tensors(np.random.default_rng(seed), Sq, Skv, is_sorted)
+    drawn = make_tensors(np.random.default_rng(seed), Sq, Skv, is_sorted)
+    tensors = {**drawn, **(tensors or {})}
     missed_empty = missed_full = 0
     for b in range(B):
         known = symbols(Sq, Skv, w, b, 0)
@@ -94,6 +114,55 @@ def test_a_value_that_no_key_changes_is_no_summary() -> None:
     assert classes.key_summaries == classes.row_summaries == ()
 
 
+def exact(mask: str, far: Any, start: Any, ids: Any = None) -> tuple[int, int]:
+    """What is missed of 32 rows and keys in tiles of 8; documents are as long, or `ids`."""
+    documents = np.broadcast_to(np.arange(32) // 8 if ids is None else ids, (B, 32))
+    arrays = {"far": far, "start": start, "ids": documents, "doc": documents}
+    return judge(mask, 32, 32, 8, 8, 3, seed=0, is_sorted=True, more=FAR, tensors=arrays)
+
+
+NEAR = "abs(q - start[ids[b, q]] - (kv - start[doc[b, kv]])) < 5"
+PAGED = "far[b, kv // 8] * 8 + kv % 8 <= q"
+
+
+def test_pages_in_any_order_are_exact() -> None:
+    pages = np.broadcast_to(np.array([2, 0, 3, 1] + [0] * 28), (B, 32))
+    assert exact(PAGED, pages, np.zeros(4, int)) == (0, 0)
+
+
+def test_a_page_out_of_reach_decides_nothing() -> None:
+    """Values that a kernel cannot hold are not known, and others are."""
+    pages = np.broadcast_to(np.array([2**40, 0, -(2**40), 1] + [0] * 28), (B, 32))
+    missed_empty, missed_full = exact(PAGED, pages, np.zeros(4, int))
+    assert (missed_empty, missed_full) == (4 * B, 4 * B)
+
+
+@pytest.mark.parametrize("test", ["q - start[ids[b, q]] >= kv - start[doc[b, kv]]", NEAR])
+def test_positions_that_restart_are_exact(test: str) -> None:
+    """Documents that begin inside of a tile, too: their starts cancel."""
+    far = np.zeros((B, 32), int)
+    for cuts in (8, 5):
+        ids = np.minimum(np.arange(32) // cuts, 3)
+        mask = f"ids[b, q] == doc[b, kv] and {test}"
+        assert exact(mask, far, np.arange(4) * cuts, ids) == (0, 0)
+
+
+def test_digits_put_together_anew_are_exact() -> None:
+    """Places in a picture of 4 x 8 whose points are in Morton order, 2 x 4 to a tile."""
+
+    def place(i: str) -> tuple[str, str]:
+        return (
+            f"({i} % 2 + {i} // 4 % 2 * 2 + {i} // 16 % 2 * 4 + {i} // 64 % 2 * 8)",
+            f"({i} // 2 % 2 + {i} // 8 % 2 * 2 + {i} // 32 % 2 * 4 + {i} // 128 % 2 * 8)",
+        )
+
+    (qx, qy), (kx, ky) = place("q"), place("kv")
+    mask = f"abs({qx} - {kx}) <= 1 and abs({qy} - {ky}) <= 1"
+    assert exact(mask, np.zeros((B, 32), int), np.zeros(4, int)) == (0, 0)
+    classes = classify_tiles(build(mask))
+    assert (len(classes.row_summaries), len(classes.key_summaries)) == (2, 2)
+
+
 @pytest.mark.parametrize("mask", ["table[q // 4, kv // 4]", "causal and table[q // 4, kv // 4]"])
 @pytest.mark.parametrize("tile", [(4, 4), (3, 5), (8, 6), (16, 7)])
 def test_a_table_of_blocks_is_exact_for_any_tile(mask: str, tile: tuple[int, int]) -> None:
@@ -130,6 +199,27 @@ def test_random_masks_are_sound(
     mask: str, shape: tuple[int, int], tile: tuple[int, int], w: int, seed: int, is_sorted: bool
 ) -> None:
     judge(mask, *shape, *tile, w, seed, is_sorted)
+
+
+@settings(max_examples=300)
+@given(
+    mask=DATA,
+    shape=st.tuples(st.integers(1, 20), st.integers(1, 20)),
+    tile=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    seed=st.integers(0, 99),
+    is_sorted=st.booleans(),
+    is_wide=st.booleans(),
+)
+def test_what_is_read_is_sound_beyond_32_bits(
+    mask: str,
+    shape: tuple[int, int],
+    tile: tuple[int, int],
+    seed: int,
+    is_sorted: bool,
+    is_wide: bool,
+) -> None:
+    far = make_far(np.random.default_rng(seed), *shape, is_wide=is_wide)
+    judge(mask, *shape, *tile, 3, seed, is_sorted, FAR, far)
 
 
 @settings(max_examples=200)

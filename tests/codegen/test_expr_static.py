@@ -360,6 +360,24 @@ def test_an_integer_has_the_bits_that_it_needs(text: str) -> None:
     assert any("ag_i64" in w for w in words) == (text in WIDE), words
 
 
+@pytest.mark.parametrize(
+    ("text", "emitted"),
+    [
+        ("kv // 8", "at.kv >> 3"),
+        ("(kv - q) % 1024", "(at.kv - at.q) & 1023"),
+        ("kv // 8 % 4 * 3", "((at.kv >> 3) & 3) * 3"),
+        ("any // 4611686018427387904 - q", "(args.p_any >> 62) - (ag_i64)at.q"),
+        ("kv // 6", "ag_floordiv(at.kv, 6)"),
+        ("kv % -8", "ag_mod(at.kv, -8)"),
+    ],
+)
+def test_a_power_of_two_divides_in_one_instruction(text: str, emitted: str) -> None:
+    """Rounded down, where C++ would round negative numbers up."""
+    check([of_names(text)], LARGE)
+    e = of_names(text)
+    assert ExprPrinter(variant(e)).print(e).text == emitted
+
+
 def test_bits() -> None:
     """Of every word, those outside of it included."""
     places = [Const(i) for i in (-(2**40), -1, 0, 1, 31, 32, 62, 63, 64, 2**32, 2**63 - 1)]

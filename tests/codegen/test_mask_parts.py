@@ -93,8 +93,24 @@ def test_a_mask_that_had_better_skip(count: int) -> None:
 
 
 def test_data_that_may_lead_beyond_64_bits() -> None:
-    assert find_mask_parts(build("keep[b, kv] and wide[b, kv] * 2 > q", MORE)) is None
+    assert find_mask_parts(build("keep[b, kv] and wide[b, kv] // plen[b] > q", MORE)) is None
     assert parts_of("keep[b, kv] and wide[b, kv] > q", MORE).keys != ()
+
+
+def test_sums_and_products_of_data_wrap_around() -> None:
+    """A part is computed at keys that no pair asks for, where C++ leaves an overflow undefined."""
+    mask = "keep[b, kv] and wide[b, kv] * 2 > q"
+    attention = build(mask, MORE)
+    text = print_mask(attention, parts_of(mask, MORE), 0)
+    assert [part.formula.text for part in text.keys] == [
+        "(ag_i64)((unsigned long long)read_wide(args, at.b, at.kv) * (unsigned long long)2)"
+    ]
+
+
+def test_what_an_equality_makes_shorter() -> None:
+    mask = "doc[b, q] == doc[b, kv] and q - plen[doc[b, q]] >= kv - plen[doc[b, kv]]"
+    parts = parts_of(mask)
+    assert shown(parts.pair) == "q >= kv and doc[b, q] == doc[b, kv]"
 
 
 def test_text() -> None:

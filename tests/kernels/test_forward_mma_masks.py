@@ -39,6 +39,7 @@ def compile_mask(
     schedule: str = SCHEDULE,
     target: str = "sm_80",
     head_dim: int = 16,
+    more: str = "",
 ) -> tuple[attngen.Kernel, Rendered]:
     text = f"""attention m{number} {{
     param     w : int where 1 <= w <= 9
@@ -47,6 +48,7 @@ def compile_mask(
     tensor    keep : bool[B, Skv]
     tensor    plen : int32[B]
     tensor    table : bool[NR, NC]
+    {more}
     mask      {mask}
     output    o, lse
 }}
