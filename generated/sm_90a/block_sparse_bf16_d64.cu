@@ -355,7 +355,7 @@ struct RowParts {
 
 AG_DEVICE int row_part0(const Args& args, const Position& at) {
 #line 7 "block_sparse_attention.attn"
-    return ag_floordiv(at.qpos, 16);
+    return at.qpos >> 4;
 #line 360 "block_sparse_attention.cu"
 }
 
@@ -377,7 +377,7 @@ struct KeyParts {
 
 AG_DEVICE int key_part0(const Args& args, const Position& at) {
 #line 7 "block_sparse_attention.attn"
-    return ag_floordiv(at.kv, 16);
+    return at.kv >> 4;
 #line 382 "block_sparse_attention.cu"
 }
 
@@ -569,10 +569,10 @@ AG_DEVICE void find_box0(const Args& args, const Position& at, Tile& tile) {
     const ag_i64 low1 = at.h, high1 = at.h;
     if (high1 - low1 >= left) return;
     left /= high1 - low1 + 1;
-    const ag_i64 low2 = ag_floordiv(tile.qpos_first, 16), high2 = ag_floordiv(tile.qpos_last, 16);
+    const ag_i64 low2 = tile.qpos_first >> 4, high2 = tile.qpos_last >> 4;
     if (high2 - low2 >= left) return;
     left /= high2 - low2 + 1;
-    const ag_i64 low3 = ag_floordiv(tile.kv_first, 16), high3 = ag_floordiv(tile.kv_last, 16);
+    const ag_i64 low3 = tile.kv_first >> 4, high3 = tile.kv_last >> 4;
     if (high3 - low3 >= left) return;
     int low = 1, high = 0;
     for (ag_i64 i0 = low0; i0 <= high0; ++i0)

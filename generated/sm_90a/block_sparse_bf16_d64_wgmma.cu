@@ -594,7 +594,7 @@ AG_DEVICE float attention_scale(const Args& args, const Position& at) {
 // Whether this pair attends.
 AG_DEVICE bool mask(const Args& args, const Position& at) {
 #line 7 "block_sparse_attention.attn"
-    return at.kv <= at.qpos && at.qpos >= 0 && read_select(args, at.b, at.h, ag_floordiv(at.qpos, 16), ag_floordiv(at.kv, 16));
+    return at.kv <= at.qpos && at.qpos >= 0 && read_select(args, at.b, at.h, at.qpos >> 4, at.kv >> 4);
 #line 599 "block_sparse_attention.cu"
 }
 
@@ -685,10 +685,10 @@ AG_DEVICE void find_box0(const Args& args, const Position& at, Tile& tile) {
     const ag_i64 low1 = at.h, high1 = at.h;
     if (high1 - low1 >= left) return;
     left /= high1 - low1 + 1;
-    const ag_i64 low2 = ag_floordiv(tile.qpos_first, 16), high2 = ag_floordiv(tile.qpos_last, 16);
+    const ag_i64 low2 = tile.qpos_first >> 4, high2 = tile.qpos_last >> 4;
     if (high2 - low2 >= left) return;
     left /= high2 - low2 + 1;
-    const ag_i64 low3 = ag_floordiv(tile.kv_first, 16), high3 = ag_floordiv(tile.kv_last, 16);
+    const ag_i64 low3 = tile.kv_first >> 4, high3 = tile.kv_last >> 4;
     if (high3 - low3 >= left) return;
     int low = 1, high = 0;
     for (ag_i64 i0 = low0; i0 <= high0; ++i0)
