@@ -288,7 +288,12 @@ class ForwardMma:
         attention, schedule = program.attention, program.schedule
         assert attention.dtype is not None
         tile, state = _tile(schedule), attention.row_state
-        scores = print_scores(attention, is_checked=is_checked)
+        scores = print_scores(
+            attention,
+            is_checked=is_checked,
+            is_dear=cost_of_pair(attention) > CHEAP_SCORE,
+            takes_unit=True,
+        )
         printer = scores.printer
         # What is computed ahead is read at pairs that a mask skips, which a check must not report.
         parts = None if is_checked else _mask_parts(attention)
