@@ -152,6 +152,66 @@ class Body:
 
 
 @final
+@record
+class _Line:
+    """A value that is core * number + addend, times `scale` before the addend where `is_raw`.
+
+    What constants do to it is done to number and addend; it costs an operation when it is used.
+    """
+
+    core: Emitted
+    number: float = 1.0
+    addend: float = 0.0
+    is_raw: bool = False
+
+    def times(self, factor: float) -> _Line | None:
+        """The value times a constant; None where that leaves the middle of the numbers."""
+        number, addend = self.number * factor, self.addend * factor
+        is_moderate = _LEAST <= abs(number) <= _MOST and abs(addend) <= _MOST
+        return _Line(self.core, number, addend, self.is_raw) if is_moderate else None
+
+    def plus(self, constant: float) -> _Line | None:
+        """The value and a constant; None where that leaves the middle of the numbers."""
+        addend = self.addend + constant
+        return _Line(self.core, self.number, addend, self.is_raw) if abs(addend) <= _MOST else None
+
+    def emitted(self) -> Emitted:
+        """The value itself."""
+        if self.is_raw:
+            times = f"scale * {float_literal(self.number)}" if self.number != 1.0 else "scale"
+        elif self.number == 1.0:
+            return self.core if self.addend == 0.0 else self._sum()
+        else:
+            times = float_literal(self.number)
+        if self.number == -1.0 and not self.is_raw:
+            return self._difference()
+        if self.addend == 0.0:
+            factor = f"({times})" if " " in times else times
+            text = f"{self.core.at(_Precedence.PRODUCT)} * {factor}"
+            return Emitted(text, CType.FLOAT, _Precedence.PRODUCT)
+        return Emitted(
+            f"ag_fma({self.core.text}, {times}, {float_literal(self.addend)})", CType.FLOAT
+        )
+
+    def _difference(self) -> Emitted:
+        if self.addend == 0.0:
+            return Emitted(f"-{self.core.at(_Precedence.PRIMARY)}", CType.FLOAT, _Precedence.UNARY)
+        text = f"{float_literal(self.addend)} - {self.core.at(_Precedence.PRODUCT)}"
+        return Emitted(text, CType.FLOAT, _Precedence.SUM)
+
+    def _sum(self) -> Emitted:
+        sign = "-" if self.addend < 0 else "+"
+        text = f"{self.core.at(_Precedence.SUM)} {sign} {float_literal(abs(self.addend))}"
+        return Emitted(text, CType.FLOAT, _Precedence.SUM)
+
+
+_LOG2_E: Final = math.log2(math.e)
+_LEAST: Final = 2.0**-40
+_MOST: Final = 2.0**40
+"""Constants that are gathered stay between these, far from where float32 ends."""
+
+
+@final
 class ExprPrinter:
     """Prints the expressions of one attention variant.
 
@@ -159,6 +219,8 @@ class ExprPrinter:
     ranges of the symbols that only they mention.  With `is_quick`, what is computed from a score
     takes the quick forms of functions, multiplies by the reciprocal of what does not vary, and
     adds a product in one operation; formulas of the row state multiply by quick reciprocals.
+    Calls in `short`, with what their operands can be, take their shortest forms
+    (quick_functions.py).  Symbols in `raw` are the sum q.k, which `scale` makes the score.
     A node in `given`, by its id, is not computed but named (score_parts.py, mask_parts.py).
     With `is_branchless`, `and` and `or` are `&` and `|`, which skip nothing.  With `wraps`, sums
     and products that data might lead beyond 64 bits wrap around, for they are computed where the
@@ -175,8 +237,13 @@ class ExprPrinter:
         is_branchless: bool = False,
         wraps: bool = False,
         given: Mapping[int, Emitted] | None = None,
+        short: Mapping[int, Interval] | None = None,
+        raw: frozenset[int] = frozenset(),
     ) -> None:
         self._attention = attention
+        self._short = short or {}
+        self._raw = raw
+        self._lines: dict[int, _Line] = {}
         self._is_quick = is_quick
         self._is_branchless = is_branchless
         self._wraps = wraps
@@ -207,6 +274,14 @@ class ExprPrinter:
         body = self._emit(e.value if isinstance(e, Let) else e, local=local)
         variables = tuple(Variable(x.type.text, f"let_{name}", x.text) for name, x in emitted)
         return Body(variables, body.text, body.type.text)
+
+    def print_core(self, e: Expr) -> tuple[Body, float, float] | None:
+        """A score as `core * number + addend`, number above 0; None where it is nothing such."""
+        body = self.print(e)
+        line = self._lines.get(id(e.value if isinstance(e, Let) else e))
+        if line is None or line.is_raw or line.number <= 0:
+            return None
+        return Body(body.variables, line.core.text, body.c_type), line.number, line.addend
 
     def _computed(self, root: Expr) -> set[int]:
         """Nodes at and below `root` that are not inside of something given."""
@@ -239,6 +314,7 @@ class ExprPrinter:
     ) -> Emitted:
         variables = {id(let) for let in local}
         done: dict[int, Emitted] = {}
+        of_score: set[int] = set()
         stack: list[tuple[Expr, bool]] = [(root, False)]
         while stack:
             node, ready = stack.pop()
@@ -253,12 +329,90 @@ class ExprPrinter:
                 stack.append((node, True))
                 stack.extend((child, False) for child in below)
                 continue
+            if any(id(c) in of_score for c in below) or _is_score(node):
+                of_score.add(id(node))
             if id(node) in variables:
                 assert isinstance(node, Let)
                 done[id(node)] = Emitted(f"let_{node.name}", self._let_types[id(node)])
+                continue
+            operands = [done[id(c)] for c in below]
+            is_line = self._is_quick and id(node) in of_score
+            line = self._line(node, operands) if is_line else None
+            if line is not None:
+                self._lines[id(node)] = line
+                done[id(node)] = line.emitted()
+                if line.addend == 0.0 and line.number != 1.0 and not line.is_raw:
+                    number = float_literal(line.number)
+                    self._factors[id(node)] = line.core, Emitted(number, CType.FLOAT)
             else:
-                done[id(node)] = self._node(node, [done[id(c)] for c in below], row_names)
+                done[id(node)] = self._node(node, operands, row_names)
         return done[id(root)]
+
+    def _line(self, node: Expr, operands: list[Emitted]) -> _Line | None:
+        """The node as a line of something; None where constants have no part in it."""
+        if expr_type(node) is not ScalarType.FLOAT:
+            return None
+        match node:
+            case Symbol() if id(node) in self._raw:
+                return _Line(Emitted("s", CType.FLOAT), is_raw=True)
+            case Negate(x):
+                return self._line_of(x, operands[0]).times(-1.0)
+            case Binary(BinaryOp.MUL, x, Const(c)):
+                return self._line_of(x, operands[0]).times(c)
+            case Binary(BinaryOp.MUL, Const(c), x):
+                return self._line_of(x, operands[1]).times(c)
+            case Binary(BinaryOp.DIV, x, Const(c)) if c != 0:
+                return self._line_of(x, operands[0]).times(1.0 / c)
+            case Binary(BinaryOp.ADD, x, Const(c)):
+                return self._sum_of(x, operands[0], 1.0, c)
+            case Binary(BinaryOp.ADD, Const(c), x):
+                return self._sum_of(x, operands[1], 1.0, c)
+            case Binary(BinaryOp.SUB, x, Const(c)):
+                return self._sum_of(x, operands[0], 1.0, -c)
+            case Binary(BinaryOp.SUB, Const(c), x):
+                return self._sum_of(x, operands[1], -1.0, c)
+            case Call(name, arguments):
+                return self._short_call(node, name, self._line_of(arguments[0], operands[0]))
+            case _:
+                return None
+
+    def _line_of(self, node: Expr, emitted: Emitted) -> _Line:
+        is_fresh = id(node) not in self._given and not isinstance(node, Let)
+        line = self._lines.get(id(node)) if is_fresh else None
+        return _Line(emitted) if line is None else line
+
+    def _sum_of(self, x: Expr, emitted: Emitted, sign: float, constant: float) -> _Line | None:
+        if id(x) in self._factors and id(x) not in self._lines:
+            return None  # a product and a sum are one operation
+        line = self._line_of(x, emitted).times(sign)
+        return None if line is None else line.plus(constant)
+
+    def _short_call(self, node: Call, name: str, x: _Line) -> _Line | None:
+        """The shortest form of a function, as a line of what it costs most to compute."""
+        operand = self._short.get(id(node))
+        number, addend, function = 1.0, 0.0, "ag_exp2_approx"
+        power: _Line | None = x
+        match name:
+            case "tanh" if operand is not None:
+                power, number, addend = x.times(2.0 * _LOG2_E), 2.0, -1.0
+                function = "ag_sigmoid2_quick"
+            case "sigmoid":
+                power, function = x.times(_LOG2_E), "ag_sigmoid2_quick"
+            case "exp" | "exp2":
+                power = x.times(_LOG2_E) if name == "exp" else x
+                function = "ag_exp2_quick" if operand is None else "ag_exp2_approx"
+            case "log" | "log2" if operand is not None:
+                number = 1.0 / _LOG2_E if name == "log" else 1.0
+                is_normal = not operand.nan and operand.low >= 2.0**-126
+                function = "ag_log2_approx" if is_normal else "ag_log2_quick"
+            case "abs":
+                function = "ag_abs_quick"
+            case _:
+                return None
+        if power is None:
+            return None
+        core = Emitted(f"{function}({power.emitted().text})", CType.FLOAT)
+        return _Line(core, number, addend)
 
     def _node(
         self, node: Expr, operands: list[Emitted], row_names: Mapping[str, str] | None
@@ -533,6 +687,13 @@ def _unconditional(root: Expr) -> set[int]:
 def mentions_score(e: Expr) -> bool:
     """Whether an expression depends on `s`."""
     return bool(symbols(e, role=Role.SCORE))
+
+
+def _is_score(node: Expr) -> bool:
+    """Whether a node is `s`, or a let that depends on it."""
+    if isinstance(node, Let):
+        return mentions_score(node)
+    return isinstance(node, Symbol) and node.role is Role.SCORE
 
 
 def _is_of_a_score(e: Expr) -> bool:

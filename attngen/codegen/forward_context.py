@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -60,6 +61,11 @@ class ForwardContext:
     addend: Formula | None
     fixed: tuple[FixedFormula, ...]
     bases: tuple[Formula, ...]
+    scores_all: bool
+    takes_product: bool
+    score_unit: str
+    score_zero: str
+    score_factor: str
     mask: Formula | None
     mask_parts: MaskText | None
     sink: Formula | None
@@ -95,6 +101,7 @@ def forward_context(
     attention, launch, tiles = program.attention, program.main, program.main.tiles
     assert attention.dtype is not None
     qk, v = head_dims(attention)
+    unit = scores.unit if scores else None
 
     def optional(e: Expr | None) -> Formula | None:
         return None if e is None else formula(printer, e)
@@ -135,6 +142,11 @@ def forward_context(
         addend=scores.addend if scores else None,
         fixed=(*(scores.fixed if scores else ()), *(mask.fixed if mask else ())),
         bases=scores.bases if scores else (),
+        scores_all=scores is not None and scores.is_for_all,
+        takes_product=scores.is_raw if scores else False,
+        score_unit=float_literal(unit.unit) if unit else "",
+        score_zero=float_literal(unit.zero) if unit else "",
+        score_factor=float_literal(unit.unit * math.log2(math.e)) if unit else "",
         mask=mask.pair if mask else optional(attention.mask),
         mask_parts=mask,
         sink=optional(attention.sink),

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import final
 
-from attngen.codegen.expr import ExprPrinter, fixed, growing
+from attngen.codegen.expr import ExprPrinter, eager_lets, fixed, growing, mentions_score
 from attngen.codegen.formulas import FixedFormula, Formula, fixed_formula, formula
+from attngen.codegen.quick_functions import find_short_calls
 from attngen.codegen.score_parts import ScoreParts, find_addend, find_score_parts
 from attngen.codegen.staged_reads import StagedRead, name_staged
 from attngen.ir.attention import Attention
+from attngen.ir.expr import Expr, Let, Role, Symbol
+from attngen.ir.traverse import postorder, tensors
 from attngen.record import record
 
-__all__ = ["ScoreText", "print_scores"]
+__all__ = ["ScoreText", "ScoreUnit", "print_scores"]
+
+
+@final
+@record
+class ScoreUnit:
+    """What the last score line leaves to the weights: a score is unit * s + zero, unit above 0."""
+
+    unit: float
+    zero: float
 
 
 @final
@@ -24,6 +37,10 @@ class ScoreText:
     bases:    what they take as `bases.x0`, `bases.x1`, …
     addend:   what is added to s before the lines; None where there is nothing such.
     lines:    the others.
+    is_raw:   the first of them takes q.k, and its scale.
+    is_for_all:  they are dear and read nothing, so a pair that does not attend may be scored, too,
+              instead of a branch for each pair.
+    unit:     of what the last of them gives; None where that is the score.
     """
 
     printer: ExprPrinter
@@ -31,12 +48,22 @@ class ScoreText:
     bases: tuple[Formula, ...]
     addend: Formula | None
     lines: tuple[Formula, ...]
+    is_raw: bool
+    is_for_all: bool
+    unit: ScoreUnit | None
 
 
 def print_scores(
-    attention: Attention, *, is_checked: bool, staged: tuple[StagedRead, ...] = ()
+    attention: Attention,
+    *,
+    is_checked: bool,
+    is_dear: bool,
+    takes_unit: bool,
+    staged: tuple[StagedRead, ...] = (),
 ) -> ScoreText:
-    """The text of the score lines, in parts; `staged` are what they read from shared memory.
+    """The text of the score lines, in parts; `takes_unit` says that weights can take a unit, and
+    `is_dear` that a score costs more than a product and an addend; `staged` are what the lines
+    take from shared memory.
 
     What is computed ahead is read where no pair attends, too, which a check must not report: a
     checked kernel has no parts.
@@ -56,12 +83,39 @@ def print_scores(
         given[id(base.node)] = growing(f"x{i}", base.growth, factor)
     addend = find_addend(attention)
     further = () if addend is None else (addend,)
-    printer = ExprPrinter(attention, further, is_quick=True, given=given)
+    raw = _raw_symbols(attention) if addend is None else frozenset()
+    short = find_short_calls(attention)
+    printer = ExprPrinter(attention, further, is_quick=True, given=given, short=short, raw=raw)
     lines = attention.scores if addend is None else attention.scores[1:]
+    texts = [formula(printer, line) for line in lines]
+    unit = None
+    if lines and takes_unit and attention.row_state.running_max:
+        core = printer.print_core(lines[-1])
+        if core is not None:
+            body, *line = core
+            texts[-1] = replace(texts[-1], text=body.text)
+            unit = ScoreUnit(*line)
     return ScoreText(
         printer,
         of_block,
         tuple(formula(with_fixed, base.node) for base in parts.bases),
         None if addend is None else formula(printer, addend),
-        tuple(formula(printer, line) for line in lines),
+        tuple(texts),
+        bool(raw),
+        is_dear and not tensors(*attention.scores),
+        unit,
     )
+
+
+def _raw_symbols(attention: Attention) -> frozenset[int]:
+    """The first line's `s`, by id, where nothing but the line takes it: it may stay unscaled."""
+
+    def scores(lines: tuple[Expr, ...]) -> frozenset[int]:
+        nodes = (n for n in postorder(*lines) if isinstance(n, Symbol))
+        return frozenset(id(n) for n in nodes if n.role is Role.SCORE)
+
+    first = scores(attention.scores[:1])
+    local = {id(let) for line in attention.scores[:1] for let in (line, *eager_lets(line))}
+    lets = (n for n in postorder(*attention.scores[:1]) if isinstance(n, Let))
+    is_called = any(id(let) not in local and mentions_score(let) for let in lets)
+    return frozenset() if is_called or first & scores(attention.scores[1:]) else first

@@ -544,12 +544,24 @@ AG_DEVICE float ag_exp2_approx(float x) {
     float y = __builtin_exp2f(x);
     return y < 0x1p-126f ? 0.0f : y;
 }
+AG_DEVICE float ag_exp2_quick(float x) { return x != x ? AG_NAN : __builtin_exp2f(x); }
+AG_DEVICE float ag_log2_quick(float x) {
+    if (x != x || x < 0.0f) return AG_NAN;
+    return x == 0.0f ? -AG_INFINITY : __builtin_log2f(x);
+}
+AG_DEVICE float ag_log2_approx(float x) {
+    return __builtin_fabsf(x) < 0x1p-126f ? -AG_INFINITY : ag_log2_quick(x);
+}
 AG_DEVICE float ag_reciprocal_approx(float x) {
     const float small = 0x1p-126f;
     if (__builtin_fabsf(x) < small) return __builtin_copysignf(AG_INFINITY, x);
     float y = 1.0f / x;
     return __builtin_fabsf(y) < small ? __builtin_copysignf(0.0f, y) : y;
 }
+
+AG_DEVICE float ag_abs_quick(float x) { return __builtin_fabsf(x); }
+
+AG_DEVICE float ag_select(bool condition, float then, float otherwise) { return condition ? then : otherwise; }
 
 AG_DEVICE float ag_max_number(float a, float b) {
     if (a != a) return b != b ? AG_NAN : b;

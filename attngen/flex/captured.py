@@ -29,7 +29,7 @@ _ELEMENT: Final = {"float32": "float", "float16": "fp16", "bfloat16": "bf16"}
 _WORDS: Final = frozenset(
     {"and", "or", "not", "true", "false", "inf", "nan"}
     | {"out", "layout", "check", "return_lse", "q_range", "kv_range", "k", "v"}
-    | {"qk_scale", "qk_sink", "erf", "erf_rational"}
+    | {"qk_scale", "qk_sink", "erf", "erf_of_size", "erf_rational", "erf_signed"}
 )
 """Words of the language, arguments that every call of a kernel has, and what `write.py` adds."""
 

@@ -33,11 +33,11 @@ define erf_rational(t : float) : float = t * (
     0.254829592
     + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429)))
 )
-define erf(x : float) : float = where(
-    x < 0.0,
-    erf_rational(1.0 / (1.0 - 0.3275911 * x)) * exp(-x * x) - 1.0,
-    1.0 - erf_rational(1.0 / (1.0 + 0.3275911 * x)) * exp(-x * x),
+define erf_of_size(x : float) : float = (
+    1.0 - erf_rational(1.0 / (1.0 + 0.3275911 * x)) * exp(-x * x)
 )
+define erf_signed(y : float, x : float) : float = where(x < 0.0, -y, y)
+define erf(x : float) : float = erf_signed(erf_of_size(abs(x)), x)
 """
 
 

@@ -294,7 +294,13 @@ class ForwardMma:
         assert attention.dtype is not None
         tile, state = _tile(schedule), attention.row_state
         staged = () if is_checked else find_staged_reads(attention)
-        scores = print_scores(attention, is_checked=is_checked, staged=staged)
+        scores = print_scores(
+            attention,
+            is_checked=is_checked,
+            is_dear=cost_of_pair(attention) > CHEAP_SCORE,
+            takes_unit=True,
+            staged=staged,
+        )
         printer = scores.printer
         # What is computed ahead is read at pairs that a mask skips, which a check must not report.
         parts = None if is_checked else _mask_parts(attention)

@@ -351,7 +351,14 @@ class ForwardWgmma:
         assert attention.dtype is not None
         tile, state = _tile(schedule), attention.row_state
         staged = () if is_checked else find_staged_reads(attention)
-        scores = print_scores(attention, is_checked=is_checked, staged=staged)
+        shifts_weights = _shifts_weights(attention)
+        scores = print_scores(
+            attention,
+            is_checked=is_checked,
+            is_dear=cost_of_pair(attention) > CHEAP_SCORE,
+            takes_unit=shifts_weights,
+            staged=staged,
+        )
         printer = scores.printer
         names = {"m": "m", "l": "l", "acc": "1.0f", "sink": "sink", "s": "s"}
         qk, v = head_dims(attention)
@@ -392,7 +399,7 @@ class ForwardWgmma:
             clears=_clears(attention, tiles),
             longest_first=_is_longest_first(attention),
             folds_scale=folds_scale(attention),
-            shifts_weights=_shifts_weights(attention),
+            shifts_weights=shifts_weights,
             lowers_weights=attention.dtype.weight_scale > 1.0,
             takes_parts=takes_parts,
             reads_parts=parts is not None and _reads(*parts.rows, *parts.keys),
@@ -654,7 +661,8 @@ def _shifts_weights(attention: Attention) -> bool:
 
     With scores that are a product and an addend it would spill registers at head dim 128.
     """
-    return folds_scale(attention) or cost_of_pair(attention) > CHEAP_SCORE
+    is_dear = cost_of_pair(attention) > CHEAP_SCORE
+    return folds_scale(attention) or (attention.row_state.running_max and is_dear)
 
 
 def _mask_parts(attention: Attention) -> MaskParts | None:

@@ -53,10 +53,26 @@ template <> AG_DEVICE ag_u32 ag_pack<ag_fp16>(float low, float high) { ag_u32 r;
 // register from before.  (No instruction)
 AG_DEVICE int ag_renew(int x) { asm volatile("" : "+r"(x)); return x; }
 
-// 2^x with flushed subnormals, relative error 2^-22.  (PTX ISA: ex2.approx.ftz.f32)
+// 2^x, relative error 2^-22, with flushed subnormals and without.  (PTX ISA: ex2.approx.ftz.f32, ex2.approx.f32)
 AG_DEVICE float ag_exp2_approx(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+AG_DEVICE float ag_exp2_quick(float x) { float y; asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 // 1 / x with flushed subnormals, relative error 2^-23.  (PTX ISA: rcp.approx.ftz.f32)
 AG_DEVICE float ag_reciprocal_approx(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+// log2(x) with flushed subnormals: absolute error 2^-22 between 1/2 and 2, relative error 2^-22 elsewhere; for any
+// number with subnormals.  (PTX ISA: lg2.approx.ftz.f32, lg2.approx.f32)
+AG_DEVICE float ag_log2_approx(float x) { float y; asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+AG_DEVICE float ag_log2_quick(float x) { float y; asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+
+// |x|, also of NaN.  (PTX ISA: abs.f32)
+AG_DEVICE float ag_abs_quick(float x) { float y; asm("abs.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+
+// One of two numbers, both of which are there: a branch, which `?:` may become, costs lanes that differ more.
+// (PTX ISA: setp, selp.f32)
+AG_DEVICE float ag_select(bool condition, float then, float otherwise) {
+    float r;
+    asm("{.reg .pred p; setp.ne.s32 p, %1, 0; selp.f32 %0, %2, %3, p;}" : "=f"(r) : "r"((int)condition), "f"(then), "f"(otherwise));
+    return r;
+}
 
 // The larger of two numbers; of a number and a NaN, the number.  (PTX ISA: max.f32)
 AG_DEVICE float ag_max_number(float a, float b) { float r; asm("max.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
@@ -85,12 +101,15 @@ AG_DEVICE void ag_shared_load16(ag_u32 (&r)[4], ag_u32 address) {
 
 // ---- functions as 16-bit elements need them: absolute errors 2^-21 and 2^-22, far below theirs ------
 
+// 1 / (1 + 2^-x).  2 of it, less 1, are tanh(x / (2 log2 e)).
+AG_DEVICE float ag_sigmoid2_quick(float x) { return ag_reciprocal_approx(1.0f + ag_exp2_approx(-x)); }
+AG_DEVICE float ag_sigmoid_quick(float x) { return ag_sigmoid2_quick(x * 1.442695f); }
+// tanh with a relative error of 2^-21 near 0, where twice a sigmoid and -1 cancel.
 AG_DEVICE float ag_tanh_quick(float x) {
     const float y = x * x;  // near 0 the series, whose relative error is below 2^-22
     const float series = ag_fma(x * y, ag_fma(y, ag_fma(y, -0.053968254f, 0.13333333f), -0.33333333f), x);
     const float far = ag_fma(-2.0f, ag_reciprocal_approx(1.0f + ag_exp2_approx(x * 2.8853901f)), 1.0f);
-    return y < 0.03125f ? series : far;
+    return ag_select(y < 0.03125f, series, far);
 }
-AG_DEVICE float ag_sigmoid_quick(float x) { return ag_reciprocal_approx(1.0f + ag_exp2_approx(x * -1.442695f)); }
 
 // ---- end of device functions ----------------------------------------------------------------

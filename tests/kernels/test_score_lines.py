@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -55,3 +56,75 @@ def test_score(score: str, family: str, host_compiler: None) -> None:
     o, lse = kernel(q, k, v, **tensors, **params)
     assert right.accepts_o(o).all()
     assert right.accepts_lse(lse).all()
+
+
+DEAR = {
+    "softcap": ("score softcap(s, 30.0)",),
+    "softcap of a parameter": ("score softcap(s, c)",),
+    "negative scale": ("scale -0.5", "score softcap(s, 3.0)"),
+    "scale by head": ("scale slope[h]", "score 5.0 * tanh(s / 5.0) + 2.0"),
+    "falls": ("score 2.0 - 8.0 * sigmoid(s / 2.0)",),
+    "in turn": ("score s + bias[h, q, kv]", "score softcap(s, 8.0)", "score s / 2.0 - 1.0"),
+    "relu": ("score log(max(s, 0.0) + 1.0)",),
+    "masked by a logarithm": ("score log(max(s, 0.0))",),
+    "gelu": ("score log(0.5 * s * (1.0 + tanh(0.8 * (s + 0.045 * s * s * s))) + 1.0)",),
+    "sink": ("score softcap(s, 8.0)", "weights softmax(sink = 1.5)"),
+    "sigmoid": ("score softcap(s, 8.0) - 3.0", "weights sigmoid"),
+    "let": ("let x = s / 4.0", "score where(x < 0.0, exp(x) - 1.0, x) * 4.0"),
+    "let that reads": ("let x = s + bias[h, q, kv]", "score where(kv < q, softcap(x, 2.0), x)"),
+}
+
+
+@pytest.mark.parametrize("family", TARGETS)
+@pytest.mark.parametrize("name", DEAR)
+def test_dear_scores(name: str, family: str, host_compiler: None) -> None:
+    """Whose constants are multiplied out, of logits near 0, larger ones and peaked rows."""
+    output = "o" if name == "sigmoid" else "o, lse, row_max"
+    body = "\n".join((*DEAR[name], "mask causal", f"output {output}"))
+    declared = "param c : float\ntensor slope : float[Hq]\ntensor bias : float[Hq, Sq, Skv]\n"
+    text = f"attention a {{\n{declared}{body}\n}}\n"
+    rng = np.random.default_rng(1)
+    given = {
+        "slope": np.array([0.25, 0.75], np.float32),
+        "bias": rng.standard_normal((2, ROWS, KEYS)).astype(np.float32),
+    }
+    for dtype in (np.float16, ml_dtypes.bfloat16):
+        kernel = attngen.compile_text(
+            text, engine="cpu", arch=TARGETS[family], schedule=f"kernel {family}; tile kv = 32"
+        )
+        used = {t.name for t in kernel.attention.tensors}
+        tensors = {n: x for n, x in given.items() if n in used}
+        params = {"c": 0.375} if kernel.attention.params else {}
+        shapes = (1, 2, ROWS, D), (1, 1, KEYS, D), (1, 1, KEYS, D)
+        for size in (1.0, 2.0, 6.0):
+            q, k, v = (rng.standard_normal(s).astype(dtype) for s in shapes)
+            q, k = (q * dtype(size)), (k * dtype(size))
+            right = attngen.reference(kernel.unit, q, k, v, tensors=tensors, params=params)
+            results = kernel(q, k, v, **tensors, **params)
+            if name == "sigmoid":
+                assert right.accepts_o(results).all()
+            else:
+                o, lse, _ = results
+                assert right.accepts_o(o).all()
+                assert right.accepts_lse(lse).all()
+
+
+@pytest.mark.parametrize("family", TARGETS)
+def test_what_nobody_sees_is_not_in_the_score(family: str, host_compiler: None) -> None:
+    """NaN and infinity in keys and values behind the mask, which are scored as well."""
+    text = "attention a {\n score softcap(s, 30.0)\n mask kv < 37\n output o, lse\n}\n"
+    kernel = attngen.compile_text(
+        text, engine="cpu", arch=TARGETS[family], schedule=f"kernel {family}; tile kv = 32"
+    )
+    rng = np.random.default_rng(2)
+    shapes = (1, 2, ROWS, D), (1, 1, KEYS, D), (1, 1, KEYS, D)
+    q, k, v = (rng.standard_normal(s).astype(np.float16) for s in shapes)
+    k[:, :, 37:50], k[:, :, 50:] = np.nan, np.inf
+    right = attngen.reference(kernel.unit, q, k, v)
+    o, lse = kernel(q, k, v)
+    assert right.accepts_o(o).all()
+    assert right.accepts_lse(lse).all()
+    k[:, :, 5] = np.nan
+    o, lse = kernel(q, k, v)
+    assert np.isnan(lse).all()
+    assert np.isnan(o).all()
