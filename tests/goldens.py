@@ -67,6 +67,7 @@ class Golden:
             engine=engine,
             schedule=self.schedule,
             consts=dict(self.consts),
+            tune="off",
         )
 
     def render(self) -> Rendered:

@@ -137,7 +137,7 @@ def library(tmp_path_factory: pytest.TempPathFactory, host_compiler: None) -> Pa
     for name in CASES:
         rendered = render(name)
         has_rows = "void summarise_rows" in rendered.source
-        summarise = "summarise_rows(args, at, q0, board);" if has_rows else ""
+        summarise = "summarise_rows(read_row(args, at, q0), board);" if has_rows else ""
         classes = CLASSES.replace("NAME", name).replace("SUMMARISE", summarise)
         texts.append(replace(rendered, source=rendered.source + classes))
     folder = tmp_path_factory.mktemp("prepass")
