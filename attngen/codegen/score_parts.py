@@ -83,9 +83,7 @@ class ScoreParts:
     bases: tuple[Base, ...]
 
 
-def find_score_parts(
-    attention: Attention, given: frozenset[int] = frozenset()
-) -> ScoreParts:
+def find_score_parts(attention: Attention, given: frozenset[int] = frozenset()) -> ScoreParts:
     """Those that the functions of the score lines compute, and no other function.
 
     given:  nodes, by id, that they do not compute either.

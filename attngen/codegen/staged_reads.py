@@ -21,7 +21,18 @@ from attngen.codegen.expr import Emitted, ExprPrinter, Variable, called
 from attngen.codegen.formulas import Formula, convert_of, formula, is_inside
 from attngen.codegen.score_parts import KEYS, ROWS, find_called_elsewhere, growth_of
 from attngen.ir.attention import Attention
-from attngen.ir.expr import Binary, BinaryOp, Call, Compare, Const, Expr, Let, Load, Symbol, expr_type
+from attngen.ir.expr import (
+    Binary,
+    BinaryOp,
+    Call,
+    Compare,
+    Const,
+    Expr,
+    Let,
+    Load,
+    Symbol,
+    expr_type,
+)
 from attngen.ir.printer import print_expr
 from attngen.ir.traverse import children, postorder, symbols
 from attngen.ir.types import ScalarType

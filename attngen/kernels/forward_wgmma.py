@@ -515,9 +515,7 @@ def _arrays(attention: Attention, tile: _Tile, queries: int) -> tuple[SharedArra
     return tuple(placed)
 
 
-def _barriers(
-    tile: _Tile, queries: int, *, is_staged: bool
-) -> tuple[tuple[str, int, str], ...]:
+def _barriers(tile: _Tile, queries: int, *, is_staged: bool) -> tuple[tuple[str, int, str], ...]:
     """Name, number and shape of the barriers in shared memory."""
     stages, groups, pieces = "[kStages]", "[kQueries][kGroups]", "[kPieces]"
     of_reads = (("StagedFull", tile.stages, stages), ("StagedEmpty", tile.stages, stages))

@@ -7,7 +7,6 @@ can be copied 16 bytes at a time and in others, with indices that leave the arra
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -102,12 +101,20 @@ OF_WGMMA = (
 )  # fmt: skip
 """What is copied by a warp that serves; the rest is the same text in both families."""
 RUNS = [*((n, "forward_mma") for n in CASES), *((n, "forward_wgmma") for n in OF_WGMMA)]
-NOT_STAGED = ("s + x[q, 0]", "s + x[q // 2, kv]", "s + x[kv + q, 0]", "s + x[q, q - kv]", "s + 0.5 * abs(q - kv)")
+NOT_STAGED = (
+    "s + x[q, 0]",
+    "s + x[q // 2, kv]",
+    "s + x[kv + q, 0]",
+    "s + x[q, q - kv]",
+    "s + 0.5 * abs(q - kv)",
+)
 
 
 def text_of(case: Case) -> str:
     mask = f"mask {case.mask}\n" if case.mask else ""
-    return f"attention a {{\ntensor x : {case.declared}\nscore {case.score}\n{mask}output o, lse\n}}\n"
+    return (
+        f"attention a {{\ntensor x : {case.declared}\nscore {case.score}\n{mask}output o, lse\n}}\n"
+    )
 
 
 def find(text: str) -> tuple[Pattern, ...]:
