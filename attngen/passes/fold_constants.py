@@ -92,6 +92,14 @@ def _fold_node(e: Expr) -> Expr:
         # Selection by a known condition.
         case Select(Const(condition), then, otherwise):
             return then if condition else otherwise
+        # A limit on what is a number in one case is known there.
+        case Call("clamp", (Select(_, then, otherwise) as chosen, Const() as low, Const() as high)):
+            if not isinstance(then, Const) and not isinstance(otherwise, Const):
+                return e
+            then, otherwise = (
+                _fold_node(replace(e, arguments=(x, low, high))) for x in (then, otherwise)
+            )
+            return replace(chosen, then=then, otherwise=otherwise)
         case Call(name, arguments) if all(isinstance(a, Const) for a in arguments):
             return _call(e, name, arguments)
         case _:

@@ -601,12 +601,12 @@ AG_DEVICE bool tile_may_attend(const Args& args, const Position& at, const Tile&
     const int let_shared_2 = ag_clamp(ag_floordiv(tile.qpos_first, 7), 1, let_shared_1) - ag_floordiv(tile.kv_last, 7);
     const int let_shared_3 = ag_clamp(ag_floordiv(tile.qpos_last, 7), 1, let_shared_1) - ag_floordiv(tile.kv_first, 7);
     const bool let_shared_4 = ag_floordiv(tile.qpos_first, 7) == ag_floordiv(tile.qpos_last, 7);
-    const int let_shared_5 = ag_clamp(let_shared_4 ? ag_mod(tile.qpos_first, 7) : 0, 1, 5);
+    const int let_shared_5 = ag_mod(tile.qpos_first, 7);
     const bool let_shared_6 = ag_floordiv(tile.kv_first, 7) == ag_floordiv(tile.kv_last, 7);
     const int let_shared_7 = ag_mod(tile.kv_last, 7);
     const int let_shared_8 = ag_mod(tile.qpos_last, 7);
     const int let_shared_9 = let_shared_6 ? ag_mod(tile.kv_first, 7) : 0;
-    return ag_max(ag_max(let_shared_2, -let_shared_3), 0) <= 1 && ag_max(ag_max(let_shared_5 - (let_shared_6 ? let_shared_7 : 6), -(ag_clamp(let_shared_4 ? let_shared_8 : 6, 1, 5) - let_shared_9)), 0) <= 1;
+    return ag_max(ag_max(let_shared_2, -let_shared_3), 0) <= 1 && ag_max(ag_max((let_shared_4 ? ag_clamp(let_shared_5, 1, 5) : 1) - (let_shared_6 ? let_shared_7 : 6), -((let_shared_4 ? ag_clamp(let_shared_8, 1, 5) : 5) - let_shared_9)), 0) <= 1;
 }
 
 // True proves that every pair of the tile attends.
@@ -619,9 +619,9 @@ AG_DEVICE bool tile_attends_everywhere(const Args& args, const Position& at, con
     const int let_shared_8 = ag_mod(tile.qpos_last, 7);
     const bool let_shared_6 = ag_floordiv(tile.kv_first, 7) == ag_floordiv(tile.kv_last, 7);
     const int let_shared_9 = let_shared_6 ? ag_mod(tile.kv_first, 7) : 0;
-    const int let_shared_5 = ag_clamp(let_shared_4 ? ag_mod(tile.qpos_first, 7) : 0, 1, 5);
+    const int let_shared_5 = ag_mod(tile.qpos_first, 7);
     const int let_shared_7 = ag_mod(tile.kv_last, 7);
-    return ag_max(let_shared_3, -let_shared_2) <= 1 && ag_max(ag_clamp(let_shared_4 ? let_shared_8 : 6, 1, 5) - let_shared_9, -(let_shared_5 - (let_shared_6 ? let_shared_7 : 6))) <= 1;
+    return ag_max(let_shared_3, -let_shared_2) <= 1 && ag_max((let_shared_4 ? ag_clamp(let_shared_8, 1, 5) : 5) - let_shared_9, -((let_shared_4 ? ag_clamp(let_shared_5, 1, 5) : 1) - (let_shared_6 ? let_shared_7 : 6))) <= 1;
 }
 
 // False marks a dead key: no row of the sequence sees it, and its value counts as zero.
@@ -633,7 +633,7 @@ AG_DEVICE bool key_may_attend(const Args& args, const Position& at) {
     const int let_shared_11 = at.Skv - 1;
     const bool let_shared_12 = ag_floordiv(let_shared_10, 7) == ag_floordiv(let_shared_11, 7);
     const int let_j_2 = ag_mod(at.kv, 7);
-    return ag_max(ag_max(ag_clamp(ag_floordiv(let_shared_10, 7), 1, let_shared_1) - let_j, -(ag_clamp(ag_floordiv(let_shared_11, 7), 1, let_shared_1) - let_j)), 0) <= 1 && ag_max(ag_max(ag_clamp(let_shared_12 ? ag_mod(let_shared_10, 7) : 0, 1, 5) - let_j_2, -(ag_clamp(let_shared_12 ? ag_mod(let_shared_11, 7) : 6, 1, 5) - let_j_2)), 0) <= 1;
+    return ag_max(ag_max(ag_clamp(ag_floordiv(let_shared_10, 7), 1, let_shared_1) - let_j, -(ag_clamp(ag_floordiv(let_shared_11, 7), 1, let_shared_1) - let_j)), 0) <= 1 && ag_max(ag_max((let_shared_12 ? ag_clamp(ag_mod(let_shared_10, 7), 1, 5) : 1) - let_j_2, -((let_shared_12 ? ag_clamp(ag_mod(let_shared_11, 7), 1, 5) : 5) - let_j_2)), 0) <= 1;
 }
 
 AG_DEVICE Tile ends_of_rows(const Position& at, int first, int last) {
