@@ -477,6 +477,7 @@ class _CupyDriver:
         self.process_id = os.getpid()
         self._runtime = cupy.cuda.runtime
         self._module_type = cupy.cuda.Module
+        self._loaded: list[Any] = []  # for good: a CUDA graph may outlive the kernel that it starts
         self._device_count = device_count
         self._library = library
         void, unsigned, integer = ctypes.c_void_p, ctypes.c_uint, ctypes.c_int
@@ -539,6 +540,7 @@ class _CupyDriver:
     def load_module(self, cubin: bytes) -> Any:
         module = self._module_type()
         self._translate(module.load, cubin)
+        self._loaded.append(module)
         return module
 
     def find_function(self, module: Any, kernel: str) -> tuple[int, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -370,6 +371,9 @@ def test_the_real_driver_speaks_to_cupy_and_the_library() -> None:
     function, keep_alive = driver.find_function(module, "kernel")
     assert function == 4242
     assert keep_alive is not None
+    remembered = weakref.ref(module)
+    del module
+    assert remembered() is not None, "a captured graph needs it, whoever has dropped the kernel"
     driver.set_max_dynamic_shared(function, 99)
     assert driver.launch(function, 5, 128, 99, 7, b"\1\2\3") == 0
     assert calls[-1] == ("launch", 4242, 5, 1, 1, 128, 1, 1, 99, 7, b"\1\2\3", None)
