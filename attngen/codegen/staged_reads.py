@@ -114,7 +114,7 @@ class StagedText:
 
 
 def find_staged_reads(attention: Attention) -> tuple[StagedRead, ...]:
-    """Those that only the functions of the score lines compute, each once, and as much as possible."""
+    """Those that only the functions of the score lines compute, each once, as large as can be."""
     elsewhere = find_called_elsewhere(attention)
     found: dict[int, StagedRead] = {}
     seen: set[int] = set()
@@ -235,9 +235,17 @@ def name_staged(reads: tuple[StagedRead, ...], attention: Attention) -> dict[int
 
 def _convert(read: StagedRead, attention: Attention) -> tuple[str, str]:
     """The C++ type of a value, and what makes it of what is stored."""
-    if isinstance(read.node, Load) and read.pattern is Pattern.TILE:
-        return convert_of(attention.tensor(read.node.tensor))
-    return "float", ""
+    tile = _tile_of(read)
+    return convert_of(attention.tensor(tile.tensor)) if tile else ("float", "")
+
+
+def _tile_of(read: StagedRead) -> Load | None:
+    """The read of which a whole tile is copied; None where values are computed."""
+    match read.node:
+        case Load() as tile if read.pattern is Pattern.TILE:
+            return tile
+        case _:
+            return None
 
 
 def print_staged(
@@ -246,8 +254,7 @@ def print_staged(
     """The values as text, one behind the other in shared memory."""
     printer, offset = ExprPrinter(attention), 0
     for read in reads:
-        is_tile = isinstance(read.node, Load) and read.pattern is Pattern.TILE
-        tile = read.node if is_tile else None
+        tile = _tile_of(read)
         c_type, convert = _convert(read, attention)
         bodies = [printer.print(index) for index in tile.indices] if tile else []
         yield StagedText(
