@@ -1,4 +1,4 @@
-"""What score lines take from shared memory, where it is written a step ahead.
+"""What score lines take from shared memory, where it is written ahead of them.
 
     score   s + bias[h, q, kv]               a tile: one element for each row and key
     score   s + log(weight[b, kv])           keys: one value for each key
@@ -88,12 +88,13 @@ class StagedRead:
 class StagedText:
     """A staged value as the template sees it.
 
-    value:    of keys and of a diagonal: the value at a Position.
-    tensor:   of a tile; the rest is about its elements.
-    indices:  the C++ text of each index, at a Position.
-    clamped:  of row_dim and key_dim, those whose index is not proved to be inside.
-    offset:   bytes from the beginning of what is staged for a step.
-    pitch:    bytes from a row to the next.
+    value:      of keys and of a diagonal: the value at a Position.
+    tensor:     of a tile, as all that follows but the offset.
+    variables:  what the indices use.
+    indices:    the C++ text of each index, at a Position.
+    clamped:    of row_dim and key_dim, those whose index is not proved to be inside.
+    offset:     bytes from the beginning of what is staged for a step.
+    pitch:      bytes from a row to the next.
     """
 
     what: str
@@ -217,7 +218,7 @@ def _bytes_of(read: StagedRead, tile_q: int, tile_kv: int) -> int:
 
 
 def _pitch(read: StagedRead, tile_kv: int) -> int:
-    """Eight elements more than a row has, so that the rows of a read meet all banks."""
+    """Bytes from a row to the next: more than it has, so that rows begin at other banks."""
     return tile_kv * read.element_bytes + max(_CHUNK, 8 * read.element_bytes)
 
 
