@@ -51,7 +51,6 @@ KEYS: Final = frozenset({"kv"})
 ROWS: Final = frozenset({"q", "qpos"})
 """The indices that grow by 1 from a key, or a row, to the next."""
 
-
 _OF_A_PAIR: Final = frozenset({"q", "qpos", "kv", "s"})
 _COSTS: Final[Mapping[type, int]] = {Load: 8, Call: 8}
 """Of nodes that are more than one operation."""
@@ -189,7 +188,7 @@ def _is_fixed(e: Expr) -> bool:
 
 
 def growth_of(e: Expr, walked: frozenset[str] = KEYS) -> int | None:
-    """What an integer gains from one key to the next, or one row; None where that is no constant."""
+    """What an integer gains from one key, or row, to the next; None where that is no constant."""
     match e:
         case Symbol(name) if name in walked:
             return 1

@@ -1,4 +1,4 @@
-"""What score lines take from shared memory, where it is written a step ahead.
+"""What score lines take from shared memory, where it is written ahead of them.
 
     score   s + bias[h, q, kv]               a tile: one element for each row and key
     score   s + log(weight[b, kv])           keys: one value for each key
@@ -88,12 +88,13 @@ class StagedRead:
 class StagedText:
     """A staged value as the template sees it.
 
-    value:    of keys and of a diagonal: the value at a Position.
-    tensor:   of a tile; the rest is about its elements.
-    indices:  the C++ text of each index, at a Position.
-    clamped:  of row_dim and key_dim, those whose index is not proved to be inside.
-    offset:   bytes from the beginning of what is staged for a step.
-    pitch:    bytes from a row to the next.
+    value:      of keys and of a diagonal: the value at a Position.
+    tensor:     of a tile, as all that follows but the offset.
+    variables:  what the indices use.
+    indices:    the C++ text of each index, at a Position.
+    clamped:    of row_dim and key_dim, those whose index is not proved to be inside.
+    offset:     bytes from the beginning of what is staged for a step.
+    pitch:      bytes from a row to the next.
     """
 
     what: str
@@ -114,7 +115,7 @@ class StagedText:
 
 
 def find_staged_reads(attention: Attention) -> tuple[StagedRead, ...]:
-    """Those that only the functions of the score lines compute, each once, and as much as possible."""
+    """Those that only the functions of the score lines compute, each once, as large as can be."""
     elsewhere = find_called_elsewhere(attention)
     found: dict[int, StagedRead] = {}
     seen: set[int] = set()
@@ -217,7 +218,7 @@ def _bytes_of(read: StagedRead, tile_q: int, tile_kv: int) -> int:
 
 
 def _pitch(read: StagedRead, tile_kv: int) -> int:
-    """Eight elements more than a row has, so that the rows of a read meet all banks."""
+    """Bytes from a row to the next: more than it has, so that rows begin at other banks."""
     return tile_kv * read.element_bytes + max(_CHUNK, 8 * read.element_bytes)
 
 
@@ -235,9 +236,17 @@ def name_staged(reads: tuple[StagedRead, ...], attention: Attention) -> dict[int
 
 def _convert(read: StagedRead, attention: Attention) -> tuple[str, str]:
     """The C++ type of a value, and what makes it of what is stored."""
-    if isinstance(read.node, Load) and read.pattern is Pattern.TILE:
-        return convert_of(attention.tensor(read.node.tensor))
-    return "float", ""
+    tile = _tile_of(read)
+    return convert_of(attention.tensor(tile.tensor)) if tile else ("float", "")
+
+
+def _tile_of(read: StagedRead) -> Load | None:
+    """The read of which a whole tile is copied; None where values are computed."""
+    match read.node:
+        case Load() as tile if read.pattern is Pattern.TILE:
+            return tile
+        case _:
+            return None
 
 
 def print_staged(
@@ -246,8 +255,7 @@ def print_staged(
     """The values as text, one behind the other in shared memory."""
     printer, offset = ExprPrinter(attention), 0
     for read in reads:
-        is_tile = isinstance(read.node, Load) and read.pattern is Pattern.TILE
-        tile = read.node if is_tile else None
+        tile = _tile_of(read)
         c_type, convert = _convert(read, attention)
         bodies = [printer.print(index) for index in tile.indices] if tile else []
         yield StagedText(

@@ -39,6 +39,7 @@ def device_functions(name: str, body: str) -> str:
     files = ["common/device.cuh"]
     files += ["common/mma.cuh"] if name.startswith(("mma_", "wgmma_")) else []
     files += ["common/wgmma.cuh"] if name.startswith("wgmma_") else []
+    files += ["common/staged.cuh"] if name.endswith("_staged") else []
     return "".join(map(template_source, files)) + _products(body)
 
 

@@ -68,36 +68,48 @@ CASES = {
     "tile of fp32": Case("fp32[Hq, Sq, Skv]", "s * x[h, q, kv]", (H, ROWS, KEYS), TILE, "causal"),
     "tile of bytes": Case("int8[Sq, Skv]", "s + 0.5 * x[q, kv]", (ROWS, KEYS), TILE),
     "tile of truth": Case(
-        "bool[Sq, Skv]", "where(x[q, kv], s, s - 1.0)", (ROWS, KEYS), TILE, "window(left = 70, right = 9)"
+        "bool[Sq, Skv]", "where(x[q, kv], s, s - 1.0)", (ROWS, KEYS), TILE,
+        "window(left = 70, right = 9)",
     ),
     "tile by keys": Case("bf16[Skv, Sq]", "s + x[kv, q]", (KEYS, ROWS), TILE),
     "tile of heads in memory last": Case(
         "fp32[Hq, Sq, Skv]", "s + x[h, q, kv]", (H, ROWS, KEYS), TILE, order=(1, 2, 0)
     ),
     "tile with odd rows": Case("bf16[Sq, Skv]", "s + x[q, kv]", (ROWS, KEYS), TILE, pad=3),
-    "tile with long rows": Case("bf16[Sq, Skv]", "s + x[q, kv]", (ROWS, KEYS), TILE, "causal", pad=8),
+    "tile with long rows": Case(
+        "bf16[Sq, Skv]", "s + x[q, kv]", (ROWS, KEYS), TILE, "causal", pad=8
+    ),
     "tile at an odd address": Case("fp32[Sq, Skv]", "s + x[q, kv]", (ROWS, KEYS), TILE, shift=1),
-    "tile that is too small": Case("bf16[N, M]", "s + x[q, kv]", (100, 120), TILE, "q < 100 and kv < 120"),
-    "tile behind an offset": Case("bf16[N, M]", "s + x[q + 8, kv - 16]", (400, 400), TILE, "kv >= 16"),
+    "tile that is too small": Case(
+        "bf16[N, M]", "s + x[q, kv]", (100, 120), TILE, "q < 100 and kv < 120"
+    ),
+    "tile behind an offset": Case(
+        "bf16[N, M]", "s + x[q + 8, kv - 16]", (400, 400), TILE, "kv >= 16"
+    ),
     "tile of the aligned row": Case("fp32[Skv, Skv]", "s + x[qpos, kv]", (KEYS, KEYS), TILE),
     "keys": Case("fp32[B, Skv]", "s + x[b, kv]", (B, KEYS), ONE, "causal"),
     "keys of 16 bits": Case("fp16[Hq, Skv]", "s * x[h, kv]", (H, KEYS), ONE),
     "keys outside": Case("bf16[N]", "s + x[kv - 30]", (60,), ONE, "kv >= 30 and kv < 90"),
-    "diagonal": Case("fp32[Hq, N]", "s + x[h, q - kv + 100]", (H, 220), DIAGONAL, "abs(q - kv) <= 99"),
+    "diagonal": Case(
+        "fp32[Hq, N]", "s + x[h, q - kv + 100]", (H, 220), DIAGONAL, "abs(q - kv) <= 99"
+    ),
     "diagonal backwards": Case("bf16[N]", "s + x[kv - q + 149]", (349,), DIAGONAL),
     "two at once": Case(
-        "bf16[Sq, Skv]", "s + x[q, kv] * x[0, kv]", (ROWS, KEYS), (*TILE, *ONE), "kv % 3 != 0 or kv < qpos"
+        "bf16[Sq, Skv]", "s + x[q, kv] * x[0, kv]", (ROWS, KEYS), (*TILE, *ONE),
+        "kv % 3 != 0 or kv < qpos",
     ),
     "keys that take a while": Case("fp32[B, Skv]", "s + log(1.5 + exp(x[b, kv]))", (B, KEYS), ONE),
     "diagonal of a bucket": Case(
         "fp32[N, Hq]", "s + x[min(abs(kv - qpos) // 8, 11), h]", (12, H), DIAGONAL, "causal"
     ),
-    "diagonal without a tensor": Case("bf16[N]", "s - log(1.0 + 0.1 * abs(kv - q))", (1,), DIAGONAL),
+    "diagonal without a tensor": Case(
+        "bf16[N]", "s - log(1.0 + 0.1 * abs(kv - q))", (1,), DIAGONAL
+    ),
     "read by read": Case("int32[Sq, Skv]", "s + 0.25 * x[x[q, kv], kv]", (ROWS, KEYS), TILE),
 }  # fmt: skip
 OF_WGMMA = (
-    "tile of heads", "tile of fp32", "tile of truth", "tile with odd rows", "tile that is too small",
-    "keys outside", "diagonal", "read by read",
+    "tile of heads", "tile of fp32", "tile of truth", "tile with odd rows",
+    "tile that is too small", "keys outside", "diagonal", "read by read",
 )  # fmt: skip
 """What is copied by a warp that serves; the rest is the same text in both families."""
 RUNS = [*((n, "forward_mma") for n in CASES), *((n, "forward_wgmma") for n in OF_WGMMA)]
