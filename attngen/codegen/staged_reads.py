@@ -42,6 +42,7 @@ __all__ = [
     "Pattern",
     "StagedRead",
     "StagedText",
+    "choose_staged",
     "find_staged_reads",
     "find_tile_nodes",
     "name_staged",
@@ -132,6 +133,24 @@ def find_staged_reads(attention: Attention) -> tuple[StagedRead, ...]:
             else:
                 stack.extend(reversed(children(node)))
     return tuple(found.values())
+
+
+def choose_staged(
+    attention: Attention, tile_q: int, tile_kv: int, steps: int, most_bytes: int
+) -> tuple[StagedRead, ...]:
+    """Those that find room, in their order; the others are computed pair by pair.
+
+    steps:       that are in shared memory at once.
+    most_bytes:  for all of them.
+    """
+    chosen: list[StagedRead] = []
+    left = most_bytes
+    for read in find_staged_reads(attention):
+        size = steps * _bytes_of(read, tile_q, tile_kv)
+        if size <= left:
+            chosen.append(read)
+            left -= size
+    return tuple(chosen)
 
 
 def find_tile_nodes(reads: tuple[StagedRead, ...]) -> frozenset[int]:

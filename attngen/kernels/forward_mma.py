@@ -23,7 +23,7 @@ from attngen.codegen.mask_text import print_mask
 from attngen.codegen.render import render
 from attngen.codegen.score_parts import cost_of_pair
 from attngen.codegen.score_text import print_scores
-from attngen.codegen.staged_reads import find_staged_reads, staged_bytes
+from attngen.codegen.staged_reads import StagedRead, choose_staged, staged_bytes
 from attngen.codegen.tiles import TileFormulas, pair_by_pair, tile_formulas
 from attngen.ir.attention import Attention
 from attngen.ir.program import (
@@ -293,7 +293,7 @@ class ForwardMma:
         attention, schedule = program.attention, program.schedule
         assert attention.dtype is not None
         tile, state = _tile(schedule), attention.row_state
-        staged = () if is_checked else find_staged_reads(attention)
+        staged = () if is_checked else _staged(attention, tile)
         scores = print_scores(
             attention,
             is_checked=is_checked,
@@ -447,6 +447,9 @@ _MARGIN: Final = 64
 With fewer left (32 rows a warp at head dim 64) an H200 is 3 to 9 % slower, though nothing spills.
 """
 
+_MOST_STAGED: Final = 48 << 10
+"""Bytes of shared memory for what score lines take from there: half of what the smallest have."""
+
 _OTHER_REGISTERS: Final = 60
 """Operands of the products on their way, row state, addresses and counters."""
 
@@ -484,9 +487,13 @@ def _mask_parts(attention: Attention) -> MaskParts | None:
     return None if parts.reads and is_wide else parts
 
 
+def _staged(attention: Attention, tile: _Tile) -> tuple[StagedRead, ...]:
+    return choose_staged(attention, tile.q, tile.kv, tile.stages, _MOST_STAGED)
+
+
 def _staged_array(attention: Attention, tile: _Tile) -> Iterator[tuple[str, int, str]]:
     """What score lines read of tensors, a step ahead: name, bytes, shape."""
-    if (one := staged_bytes(find_staged_reads(attention), tile.q, tile.kv)) > 0:
+    if (one := staged_bytes(_staged(attention, tile), tile.q, tile.kv)) > 0:
         yield "staged", tile.stages * one, f"{'' if tile.stages == 1 else '[2]'}[kStagedBytes]"
 
 

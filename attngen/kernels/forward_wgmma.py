@@ -24,7 +24,7 @@ from attngen.codegen.mask_text import print_mask
 from attngen.codegen.render import render
 from attngen.codegen.score_parts import cost_of_pair
 from attngen.codegen.score_text import print_scores
-from attngen.codegen.staged_reads import find_staged_reads, staged_bytes
+from attngen.codegen.staged_reads import StagedRead, choose_staged, staged_bytes
 from attngen.codegen.tiles import TileFormulas, pair_by_pair, tile_formulas
 from attngen.ir.attention import Attention
 from attngen.ir.expr import Expr, Load, LogicalOp, Symbol
@@ -100,6 +100,8 @@ _SCORES_BESIDE_MASK: Final = 32
 """What score lines take of a thread that computes, where a dear mask takes some, too."""
 _SPARE_REGISTERS: Final = 16
 """What is left above the estimate for warp groups that compute, where another warp needs some."""
+_MOST_STAGED: Final = 144 << 10
+"""Bytes of shared memory for what score lines take from there: a tile of fp32 at small head dims."""
 _OTHER_REGISTERS: Final = 32
 """Row state, addresses and counters of a thread that computes."""
 _SUMMARY_WARPS: Final = 8
@@ -350,7 +352,7 @@ class ForwardWgmma:
         attention, schedule = program.attention, program.schedule
         assert attention.dtype is not None
         tile, state = _tile(schedule), attention.row_state
-        staged = () if is_checked else find_staged_reads(attention)
+        staged = () if is_checked else _staged(attention, tile)
         shifts_weights = _shifts_weights(attention)
         scores = print_scores(
             attention,
@@ -494,7 +496,7 @@ def _queries(attention: Attention, tile: _Tile) -> int:
 
 def _arrays(attention: Attention, tile: _Tile, queries: int) -> tuple[SharedArray, ...]:
     qk, v = (_blocks(dim) * _ROW_BYTES for dim in head_dims(attention))
-    staged = staged_bytes(find_staged_reads(attention), tile.q, tile.kv)
+    staged = staged_bytes(_staged(attention, tile), tile.q, tile.kv)
     blocks = [
         ("Query", queries * tile.q * qk, "[kQueries][kGroups][kBlocksQk][64][64]"),
         ("Key", tile.stages * tile.kv * qk, "[kStages][kBlocksQk][kTileKv][64]"),
@@ -513,6 +515,10 @@ def _arrays(attention: Attention, tile: _Tile, queries: int) -> tuple[SharedArra
         placed.append(SharedArray(name, offset, count, _BARRIER * count, shape))
         offset += _BARRIER * count
     return tuple(placed)
+
+
+def _staged(attention: Attention, tile: _Tile) -> tuple[StagedRead, ...]:
+    return choose_staged(attention, tile.q, tile.kv, tile.stages, _MOST_STAGED)
 
 
 def _barriers(tile: _Tile, queries: int, *, is_staged: bool) -> tuple[tuple[str, int, str], ...]:
@@ -542,10 +548,10 @@ def _registers(attention: Attention, tile: _Tile) -> int:
     _, v = head_dims(attention)
     is_both = bool(attention.scores) and is_dear_per_pair(attention)
     more = _SCORES_BESIDE_MASK if is_both else 0
-    if _scores_read_pairs(attention):
+    if _scores_read_pairs(attention, tile):
         # Addresses and elements on their way: the least with which no default spills.
         more = max(more, tile.kv * 5 // 4)
-    elif find_staged_reads(attention):
+    elif _staged(attention, tile):
         more = max(more, tile.kv * 2 // 5)  # values on their way, likewise
     return v // 2 + tile.kv // 2 + tile.kv // 4 + _OTHER_REGISTERS + more
 
@@ -553,7 +559,7 @@ def _registers(attention: Attention, tile: _Tile) -> int:
 def _most_registers(attention: Attention, tile: _Tile) -> int:
     """Of a thread that computes, at most."""
     serving, computing = _REGISTERS[tile.groups]
-    if tile.groups != 2 or not _serves_much(attention):
+    if tile.groups != 2 or not _serves_much(attention, tile):
         return computing
     return (serving + 2 * computing - _LEAST_LISTING) // 2 - 8  # with none to spare some spill
 
@@ -564,7 +570,7 @@ def _split_registers(attention: Attention, tile: _Tile) -> tuple[int, int]:
     A mask that is more than a window takes many to classify tiles.
     """
     serving, computing = _REGISTERS[tile.groups]
-    if tile.groups != 2 or not _serves_much(attention):
+    if tile.groups != 2 or not _serves_much(attention, tile):
         return serving, computing
     wanted = -(-(_registers(attention, tile) + _SPARE_REGISTERS) // 8) * 8
     together = serving + 2 * computing
@@ -572,9 +578,9 @@ def _split_registers(attention: Attention, tile: _Tile) -> tuple[int, int]:
     return serving, (together - serving) // 2
 
 
-def _serves_much(attention: Attention) -> bool:
+def _serves_much(attention: Attention, tile: _Tile) -> bool:
     """Whether a serving warp needs more registers: to classify a dear mask, or to copy reads."""
-    return is_dear_per_pair(attention) or bool(find_staged_reads(attention))
+    return is_dear_per_pair(attention) or bool(_staged(attention, tile))
 
 
 def _order(attention: Attention, tile: _Tile) -> StepOrder:
@@ -682,9 +688,9 @@ def _reads(*nodes: Expr) -> bool:
     return any(isinstance(node, Load) for node in postorder(*nodes))
 
 
-def _scores_read_pairs(attention: Attention) -> bool:
+def _scores_read_pairs(attention: Attention, tile: _Tile) -> bool:
     """Whether a score line reads a captured tensor anew for rows or keys, and not from a copy."""
-    staged = {id(read.node) for read in find_staged_reads(attention)}
+    staged = {id(node) for read in _staged(attention, tile) for node in postorder(read.node)}
     return any(
         isinstance(node, Symbol) and node.name in ("q", "qpos", "kv")
         for load in postorder(*attention.scores)

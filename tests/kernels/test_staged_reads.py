@@ -15,7 +15,7 @@ import pytest
 import attngen
 from attngen import targets
 from attngen.codegen.staged_reads import Pattern, find_staged_reads
-from attngen.compiler import lower_program
+from attngen.compiler import lower_program, render_lowered
 from attngen.ir.types import FLOATING
 
 B, H, ROWS, KEYS, D = 2, 2, 150, 200, 64
@@ -163,3 +163,30 @@ def test_results(name: str, family: str, host_compiler: None) -> None:
     o, lse = kernel(*given, x=x)
     assert right.accepts_o(o).all()
     assert right.accepts_lse(lse).all()
+
+
+TWO_TILES = """attention a {
+    tensor x : fp32[Sq, Skv]
+    tensor y : fp32[Hq, Sq, Skv]
+    score s + x[q, kv] + y[h, q, kv]
+}
+"""
+
+
+def test_what_finds_no_room_is_read_pair_by_pair(host_compiler: None) -> None:
+    """Of 99 KiB, two tiles of float32 would leave too little for keys and values."""
+    kernel = attngen.compile_text(TWO_TILES, engine="cpu", arch="sm_86")
+    rendered = render_lowered(
+        lower_program(kernel.checked, FLOATING["fp16"], (D, D), targets.get("sm_86"))
+    )
+    assert rendered.launch.family == "forward_mma"
+    assert "constexpr int kStaged0At" in rendered.source
+    assert "constexpr int kStaged1At" not in rendered.source
+    rng = np.random.default_rng(3)
+    given = [rng.standard_normal((1, 2, n, D)).astype(np.float16) for n in (70, 90, 90)]
+    tensors = {
+        "x": rng.standard_normal((70, 90)).astype(np.float32),
+        "y": rng.standard_normal((2, 70, 90)).astype(np.float32),
+    }
+    right = attngen.reference(kernel.unit, *given, tensors=tensors)
+    assert right.accepts_o(kernel(*given, **tensors)).all()
