@@ -101,7 +101,7 @@ _SCORES_BESIDE_MASK: Final = 32
 _SPARE_REGISTERS: Final = 16
 """What is left above the estimate for warp groups that compute, where another warp needs some."""
 _MOST_STAGED: Final = 144 << 10
-"""Bytes of shared memory for what score lines take from there: a tile of fp32 at small head dims."""
+"""Bytes of shared memory for what score lines take from there: a tile of fp32, D up to 64."""
 _OTHER_REGISTERS: Final = 32
 """Row state, addresses and counters of a thread that computes."""
 _SUMMARY_WARPS: Final = 8
