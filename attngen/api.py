@@ -490,9 +490,16 @@ class Kernel:
         operands = {"q": binding.q, "k": binding.k, "v": binding.v}
         dims = binding.sizes["Dqk"], binding.sizes["Dv"]
         schedule = self._tuned(binding.dtype, dims, device, binding.sizes, operands, binding)
-        return self._specialise(
+        compiled = self._specialise(
             binding.dtype, dims, device, operands, schedule=schedule, is_checked=is_checked
         )
+        if schedule is None or device.index in compiled.loaded:
+            return compiled
+        if not _is_capturing(device, binding.q.owner):
+            return compiled
+        # Nothing can be loaded in a capture; what `prepare` has loaded serves as well.
+        plain = self._specialise(binding.dtype, dims, device, operands, is_checked=is_checked)
+        return plain if device.index in plain.loaded else compiled
 
     def _tuned(
         self,

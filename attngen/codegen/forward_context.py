@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -20,7 +19,7 @@ from attngen.codegen.formulas import (
 )
 from attngen.codegen.mask_text import MaskText
 from attngen.codegen.render import template_digest
-from attngen.codegen.score_text import ScoreText
+from attngen.codegen.score_text import ScoreText, ScoreUnitText
 from attngen.codegen.staged_reads import StagedRead, StagedText, find_tile_nodes, print_staged
 from attngen.ir.attention import Attention
 from attngen.ir.digest import digest_attention
@@ -54,18 +53,14 @@ class ForwardContext:
     is_checked: bool
     tensors: tuple[TensorRead, ...]
     staged: tuple[StagedText, ...]
-    staging: str
     lets: tuple[LetFormula, ...]
     scale: Formula
     score_lines: tuple[Formula, ...]
     addend: Formula | None
     fixed: tuple[FixedFormula, ...]
     bases: tuple[Formula, ...]
-    scores_all: bool
     takes_product: bool
-    score_unit: str
-    score_zero: str
-    score_factor: str
+    score_unit: ScoreUnitText | None
     mask: Formula | None
     mask_parts: MaskText | None
     sink: Formula | None
@@ -101,7 +96,6 @@ def forward_context(
     attention, launch, tiles = program.attention, program.main, program.main.tiles
     assert attention.dtype is not None
     qk, v = head_dims(attention)
-    unit = scores.unit if scores else None
 
     def optional(e: Expr | None) -> Formula | None:
         return None if e is None else formula(printer, e)
@@ -133,7 +127,6 @@ def forward_context(
         is_checked=is_checked,
         tensors=tensor_reads(attention, find_tile_nodes(staged)),
         staged=tuple(print_staged(staged, attention, tiles.tile_q, tiles.tile_kv)),
-        staging=resources.template_source("common/staged.cuh") if staged else "",
         lets=let_formulas(attention if mask is None else replace(attention, mask=None), printer),
         scale=formula(printer, attention.scale),
         score_lines=(
@@ -142,11 +135,8 @@ def forward_context(
         addend=scores.addend if scores else None,
         fixed=(*(scores.fixed if scores else ()), *(mask.fixed if mask else ())),
         bases=scores.bases if scores else (),
-        scores_all=scores is not None and scores.is_for_all,
         takes_product=scores.is_raw if scores else False,
-        score_unit=float_literal(unit.unit) if unit else "",
-        score_zero=float_literal(unit.zero) if unit else "",
-        score_factor=float_literal(unit.unit * math.log2(math.e)) if unit else "",
+        score_unit=scores.unit.text if scores and scores.unit else None,
         mask=mask.pair if mask else optional(attention.mask),
         mask_parts=mask,
         sink=optional(attention.sink),

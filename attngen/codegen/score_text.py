@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import final
 
-from attngen.codegen.expr import ExprPrinter, eager_lets, fixed, growing, mentions_score
+from attngen.codegen.expr import (
+    ExprPrinter,
+    eager_lets,
+    fixed,
+    float_literal,
+    growing,
+    mentions_score,
+)
 from attngen.codegen.formulas import FixedFormula, Formula, fixed_formula, formula
 from attngen.codegen.quick_functions import find_short_calls
 from attngen.codegen.score_parts import ScoreParts, find_addend, find_score_parts
@@ -15,7 +23,17 @@ from attngen.ir.expr import Expr, Let, Role, Symbol
 from attngen.ir.traverse import postorder, tensors
 from attngen.record import record
 
-__all__ = ["ScoreText", "ScoreUnit", "print_scores"]
+__all__ = ["ScoreText", "ScoreUnit", "ScoreUnitText", "print_scores"]
+
+
+@final
+@record
+class ScoreUnitText:
+    """A ScoreUnit as C++ numbers; `factor` is the unit times log2(e)."""
+
+    unit: str
+    zero: str
+    factor: str
 
 
 @final
@@ -25,6 +43,12 @@ class ScoreUnit:
 
     unit: float
     zero: float
+
+    @property
+    def text(self) -> ScoreUnitText:
+        """The same for a template."""
+        factor = self.unit * math.log2(math.e)
+        return ScoreUnitText(*(float_literal(x) for x in (self.unit, self.zero, factor)))
 
 
 @final

@@ -33,7 +33,7 @@ from attngen.ir.expr import (
     ToFloat,
 )
 from attngen.ir.program import CeilDiv, Dim, Launch, Loop, Node, Program, Step
-from attngen.ir.schedule import Schedule
+from attngen.ir.schedule import ORDER_FIELDS, Schedule
 from attngen.ir.traverse import children, postorder
 
 __all__ = ["print_attention", "print_expr", "print_number", "print_program"]
@@ -255,10 +255,15 @@ def _tensor(t: Tensor) -> str:
 
 
 def _schedule(schedule: Schedule) -> str:
-    """`loop q, kv; passes fused; …`: the fields in order, `auto` for what is open."""
+    """`loop q, kv; passes fused; …`: the fields in order, `auto` for what is open.
+
+    The order inside a step is shown where it is given.
+    """
     parts: list[str] = []
     for field in fields(schedule):
         value = getattr(schedule, field.name)
+        if value is None and field.name in ORDER_FIELDS:
+            continue
         text = "auto" if value is None else value.value if isinstance(value, Enum) else value
         parts.append(f"{field.name} {text}")
     return "; ".join(parts)

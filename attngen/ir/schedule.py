@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from enum import Enum
-from typing import final
+from typing import Final, final
 
 from attngen.record import record
 
-__all__ = ["LoopOrder", "Normalize", "Passes", "Schedule"]
+__all__ = ["ORDER_FIELDS", "LoopOrder", "Normalize", "Passes", "Schedule"]
+
+ORDER_FIELDS: Final = frozenset({"late_values", "early_weights", "late_keys"})
+"""Of a schedule: the order inside a step."""
 
 
 class LoopOrder(Enum):

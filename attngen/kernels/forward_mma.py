@@ -101,7 +101,9 @@ class Context(ForwardContext):
     width_v: int
     key_bytes: int
     value_bytes: int
+    staging: str
     staged_bytes: int
+    scores_all: bool
     query_in_registers: bool
     is_aligned: bool
     folds_scale: bool
@@ -329,7 +331,9 @@ class ForwardMma:
             width_v=width_v,
             key_bytes=tile.kv * _pitch(width_qk),
             value_bytes=tile.kv * _pitch(width_v),
+            staging=resources.template_source("common/staged.cuh") if staged else "",
             staged_bytes=staged_bytes(staged, tile.q, tile.kv),
+            scores_all=scores.is_for_all,
             query_in_registers=_query_in_registers(attention, tile, target),
             is_aligned=is_aligned,
             folds_scale=folds_scale(attention),

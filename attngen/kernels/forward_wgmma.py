@@ -171,7 +171,9 @@ class Context(ForwardContext):
     computing_registers: int
     blocks_qk: int
     blocks_v: int
+    staging: str
     staged_bytes: int
+    scores_all: bool
     clears: bool
     longest_first: bool
     folds_scale: bool
@@ -397,7 +399,9 @@ class ForwardWgmma:
             computing_registers=computing,
             blocks_qk=_blocks(qk),
             blocks_v=_blocks(v),
+            staging=resources.template_source("common/staged.cuh") if staged else "",
             staged_bytes=staged_bytes(staged, tile.q, tile.kv),
+            scores_all=scores.is_for_all,
             clears=_clears(attention, tiles),
             longest_first=_is_longest_first(attention),
             folds_scale=folds_scale(attention),

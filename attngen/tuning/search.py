@@ -27,7 +27,7 @@ from enum import Enum
 from typing import Final, Protocol, TypeAlias, final
 
 from attngen.diagnostics.diagnostic import AttnError
-from attngen.ir.schedule import Schedule
+from attngen.ir.schedule import ORDER_FIELDS, Schedule
 from attngen.record import record
 from attngen.tuning.build import Build, Builder
 from attngen.tuning.cost_model import CostModel, Prediction
@@ -468,7 +468,6 @@ def _seen_by_model(schedule: Schedule) -> tuple[object, ...]:
 _SETTINGS: Final = tuple(f.name for f in fields(Schedule))
 _FOLLOWING: Final = frozenset({"warps"})
 """What is not counted as a difference of its own: it follows from the rows of a tile."""
-_ORDER: Final = frozenset({"late_values", "early_weights", "late_keys"})
 """Which order inside a step is the fastest, nobody can predict; so all are beside a winner."""
 
 
@@ -485,7 +484,7 @@ def _steps(schedules: Iterable[Schedule]) -> dict[str, list[int]]:
 
 def _is_beside(one: Schedule, other: Schedule, steps: Mapping[str, list[int]]) -> bool:
     differing = [n for n in _SETTINGS if getattr(one, n) != getattr(other, n)]
-    if differing and _ORDER.issuperset(differing):
+    if differing and ORDER_FIELDS.issuperset(differing):
         return True
     counted = [n for n in differing if n not in _FOLLOWING] or differing
     if len(counted) != 1:
