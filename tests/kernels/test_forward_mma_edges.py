@@ -123,4 +123,4 @@ def test_an_empty_row_is_zero_whatever_others_see(host_compiler: None) -> None:
 
 
 def test_many_heads_that_share_keys(host_compiler: None) -> None:
-    assert_right("", operands(1, 1, Hq=90_000, D=8))
+    assert_right("", operands(1, 1, Hq=66_000, D=8))
