@@ -73,18 +73,24 @@ def key_of(mutant: Mutant) -> Key:
 
 
 _CLAMPED = "what is clamped behind it, or compared with 1, comes out the same"
+_COLUMNS = "columns are 0 to 6 and clamped ones 1 to 5: no difference of them crosses 1"
+_BUCKETS = "from distance 8 on the logarithm answers, and at 8 it says 8, too"
 
 EXPLAINED = {
     ("constexpr int kTerms", "n + 1"): "a sum in parts is right with any number of terms",
     ("first < kHeadDimQk; first += kTerms", "<="): "one more part, without terms, adds 0",
-    ("let_shared_5 = ag_clamp(", "1"): _CLAMPED,
-    ("let_shared_5 = ag_clamp(", "6"): _CLAMPED,
     ("let_shared_9 = let_shared_6 ?", "1"): _CLAMPED,
-    ("ag_clamp(let_shared_4 ? let_shared_8 : 6, 1, 5)", "7"): _CLAMPED,
-    ("ag_clamp(let_shared_4 ? let_shared_8 : 6, 1, 5)", "6"): _CLAMPED,
-    ("return ag_max(ag_max(ag_clamp(ag_floordiv(let_shared_10, 7)", "1"): _CLAMPED,
     ("return ag_max(ag_max(ag_clamp(ag_floordiv(let_shared_10, 7)", "2"): _CLAMPED,
     ("return ag_max(ag_max(ag_clamp(ag_floordiv(let_shared_10, 7)", "6"): _CLAMPED,
+    ("ag_max(ag_max((let_shared_4 ? ag_clamp(let_shared_5, 1, 5) : 1)", "6"): _COLUMNS,
+    ("ag_max(ag_max((let_shared_4 ? ag_clamp(let_shared_5, 1, 5) : 1)", "7"): _COLUMNS,
+    ("ag_max((let_shared_4 ? ag_clamp(let_shared_8, 1, 5) : 5)", "2"): _COLUMNS,
+    ("ag_max((let_shared_4 ? ag_clamp(let_shared_8, 1, 5) : 5)", "6"): _COLUMNS,
+    ("ag_max((let_shared_4 ? ag_clamp(let_shared_8, 1, 5) : 5)", "7"): _COLUMNS,
+    ("(let_distance_2 < 8 ?", "<="): _BUCKETS,
+    ("(let_distance_2 < 8 ?", "9"): _BUCKETS,
+    ("(let_distance_2 < 8 ?", "2"): _BUCKETS,
+    ("tile.row0_low = 1;", "2"): "the first warp's minimum is at most 1",
     ("wanted = others != 0", "1"): "what is read for no tile is used by none",
     ("int first = key < end ?", "<="): "a tile that no row sees is classified once more",
     ("first < end) first = next_group", "<="): "from the end on no group is found",
