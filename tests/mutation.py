@@ -92,10 +92,13 @@ EXPLAINED = {
     ("(let_distance_2 < 8 ?", "2"): _BUCKETS,
     ("tile.row0_low = 1;", "2"): "the first warp's minimum is at most 1",
     ("wanted = others != 0", "1"): "what is read for no tile is used by none",
+    ("key0_low[n] = 1;", "2"): "the first key's is at most 1",
+    ("tile.key0_low = 0;", "1"): "whether a pair may attend is asked of the largest alone",
+    ("kv_first > kGroupKv ?", ">="): "both ends are the same there",
+    ("end - first > kThreads * kTileKv) first", ">="): "the same list, behind one more question",
+    ("if (high1 - low1 >= left) return;", ">"): "65 elements are read, and the answer is right",
     ("int first = key < end ?", "<="): "a tile that no row sees is classified once more",
-    ("first < end) first = next_group", "<="): "from the end on no group is found",
     ("int low = 1, high = 0;", "2"): "the first element is at most 1",
-    ("left /= high3 - low3 + 1;", "2"): "behind the last dimension nothing asks what is left",
     ("if (high2 - low2 >= left) return;", ">"): "no tile of 64 rows has 65 blocks of rows",
 }
 """Why a mutant survives, by a piece of its line and what was put there."""
