@@ -92,6 +92,7 @@ CASES = {
         ("B", "Hq"),
         ("doc", "label"),
     ),
+    "pointed": Case("mask doc[b, qpos] == kv and alive[b, kv]", ("B",), ("doc", "alive")),
 }
 
 
@@ -260,7 +261,7 @@ EDGES = [n + d for n in (0, TILE, GROUP) for d in (-1, 0, 1) if n + d > 0]
 LONG_EDGES = [32 * GROUP + d for d in (-1, 0, 1)]
 """Around the 32 groups that a warp looks at together."""
 
-every_case = pytest.mark.parametrize("name", CASES)
+every_case = pytest.mark.parametrize("name", [name for name in CASES if name != "pointed"])
 
 
 # ---- with the launch ahead and without ---------------------------------------------------
@@ -299,6 +300,19 @@ def test_one_key_that_attends_is_found(keys: int, place: int, library: Path) -> 
     """Behind 32 or 64 groups that are left out."""
     call = Call("padding", 1, keys)
     call.tensors["alive"][...] = np.arange(keys) == place
+    found = call.classes(library, ahead=True)
+    assert [set(np.flatnonzero(row)) for row in found] == [{place // TILE}] * (B * HQ)
+
+
+@pytest.mark.parametrize(
+    ("keys", "place"),
+    [(2 * GROUP - 7, GROUP - 1), (2 * GROUP - 7, 2 * GROUP - 8), (2 * GROUP, GROUP - 1)],
+)
+def test_the_last_key_of_a_group_is_found(keys: int, place: int, library: Path) -> None:
+    """Every row sees one key, which it names; and behind whole groups no other is looked at."""
+    call = Call("pointed", 1, keys)
+    call.tensors["doc"][...] = place
+    call.tensors["alive"][...] = True
     found = call.classes(library, ahead=True)
     assert [set(np.flatnonzero(row)) for row in found] == [{place // TILE}] * (B * HQ)
 
