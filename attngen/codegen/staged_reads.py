@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import Enum
-from typing import Final, final
+from functools import lru_cache
+from typing import Final, NamedTuple, final
 
 from attngen.codegen.arguments import C_ELEMENT
 from attngen.codegen.expr import Emitted, ExprPrinter, Variable, called
@@ -34,7 +35,7 @@ from attngen.ir.expr import (
     expr_type,
 )
 from attngen.ir.printer import print_expr
-from attngen.ir.traverse import children, postorder, symbols
+from attngen.ir.traverse import children, postorder
 from attngen.ir.types import ScalarType
 from attngen.record import record
 
@@ -56,6 +57,7 @@ _MOST_BYTES: Final = 4
 """Of an element."""
 _FLOAT_BYTES: Final = 4
 _PAIR: Final = ROWS | KEYS
+_NAMES: Final = _PAIR | {"s"}
 _CHEAP: Final = frozenset({"abs", "min", "max", "floor"})
 """Functions that take an instruction or two."""
 
@@ -115,9 +117,11 @@ class StagedText:
     pitch: int
 
 
+@lru_cache(maxsize=64)  # asked again for every schedule
 def find_staged_reads(attention: Attention) -> tuple[StagedRead, ...]:
     """Those that only the functions of the score lines compute, each once, as large as can be."""
     elsewhere = find_called_elsewhere(attention)
+    facts = _find_facts(attention)
     found: dict[int, StagedRead] = {}
     seen: set[int] = set()
     for line in attention.scores:
@@ -127,7 +131,7 @@ def find_staged_reads(attention: Attention) -> tuple[StagedRead, ...]:
             if id(node) in seen or id(node) in elsewhere:
                 continue
             seen.add(id(node))
-            read = _as_staged(node, attention)
+            read = _as_staged(node, facts[id(node)], attention)
             if read is not None:
                 found[id(node)] = read
             else:
@@ -158,13 +162,13 @@ def find_tile_nodes(reads: tuple[StagedRead, ...]) -> frozenset[int]:
     return frozenset(id(read.node) for read in reads if read.pattern is Pattern.TILE)
 
 
-def _as_staged(node: Expr, attention: Attention) -> StagedRead | None:
-    if "s" in (names := symbols(node)) or not names & _PAIR:
+def _as_staged(node: Expr, facts: _Facts, attention: Attention) -> StagedRead | None:
+    if "s" in facts.names or not facts.names & _PAIR:
         return None
-    if expr_type(node) is ScalarType.FLOAT and _is_dear(node):
-        if not names & ROWS:
+    if facts.is_dear and expr_type(node) is ScalarType.FLOAT:
+        if not facts.names & ROWS:
             return StagedRead(node, Pattern.KEYS, _FLOAT_BYTES)
-        if _moves(node) == 0:
+        if facts.gain == 0:
             return StagedRead(node, Pattern.DIAGONAL, _FLOAT_BYTES)
     return _as_tile(node, attention) if isinstance(node, Load) else None
 
@@ -184,25 +188,40 @@ def _as_tile(node: Load, attention: Attention) -> StagedRead | None:
             return None
 
 
-def _is_dear(e: Expr) -> bool:
-    """Whether it reads or computes, for each pair, more than additions and products."""
-    for node in postorder(e):
-        match node:
-            case Call(function) if function in _CHEAP:
-                continue
-            case Load() | Call() | Binary(BinaryOp.DIV | BinaryOp.FLOORDIV | BinaryOp.MOD):
-                if symbols(node) & _PAIR:
-                    return True
-    return False
+class _Facts(NamedTuple):
+    """What is known of a node of the score lines.
+
+    names:    the indices of a pair that it depends on, and s.
+    is_dear:  it reads or computes, for each pair, more than additions and products.
+    gain:     what it gains from a pair to the one a row and a key further on; None: unknown.
+    """
+
+    names: frozenset[str]
+    is_dear: bool
+    gain: int | None
 
 
-def _moves(e: Expr) -> int | None:
-    """What an expression gains from a pair to the one a row and a key further on; None: unknown."""
-    gains: dict[int, int | None] = {}
-    for node in postorder(e):
-        below = [gains[id(child)] for child in children(node)]
-        gains[id(node)] = _gain(node, below)
-    return gains[id(e)]
+def _find_facts(attention: Attention) -> dict[int, _Facts]:
+    """By the id of the node; each is looked at once, since lets may make lines long."""
+    facts: dict[int, _Facts] = {}
+    for node in postorder(*attention.scores):
+        below = [facts[id(child)] for child in children(node)]
+        names = frozenset[str]().union(*(each.names for each in below))
+        if isinstance(node, Symbol) and node.name in _NAMES:
+            names = frozenset({node.name})
+        is_dear = any(each.is_dear for each in below) or bool(names & _PAIR and _takes_long(node))
+        facts[id(node)] = _Facts(names, is_dear, _gain(node, [each.gain for each in below]))
+    return facts
+
+
+def _takes_long(node: Expr) -> bool:
+    match node:
+        case Call(function):
+            return function not in _CHEAP
+        case Load() | Binary(BinaryOp.DIV | BinaryOp.FLOORDIV | BinaryOp.MOD):
+            return True
+        case _:
+            return False
 
 
 def _gain(node: Expr, below: list[int | None]) -> int | None:

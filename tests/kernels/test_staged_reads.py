@@ -14,8 +14,10 @@ import pytest
 
 import attngen
 from attngen import targets
+from attngen.codegen import staged_reads
 from attngen.codegen.staged_reads import Pattern, find_staged_reads
 from attngen.compiler import lower_program, render_lowered
+from attngen.ir.traverse import postorder
 from attngen.ir.types import FLOATING
 
 B, H, ROWS, KEYS, D = 2, 2, 150, 200, 64
@@ -169,6 +171,22 @@ def test_results(name: str, family: str, host_compiler: None) -> None:
     o, lse = kernel(*given, x=x)
     assert right.accepts_o(o).all()
     assert right.accepts_lse(lse).all()
+
+
+def test_every_node_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chain of lets would else take the square of its length, once for each schedule."""
+    lets = "".join(f"let x{i} = x{i - 1} * 0.5 + {i}.0 * kv * q\n" for i in range(1, 150))
+    text = f"attention a {{\nlet x0 = 1.0 * q\n{lets}score s + x149\n}}\n"
+    checked = attngen.compile_text(text, engine="numpy").checked
+    attention = lower_program(
+        checked, FLOATING["bf16"], (D, D), targets.get("sm_80")
+    ).program.attention
+    seen = []
+    gain = staged_reads._gain
+    monkeypatch.setattr(staged_reads, "_gain", lambda n, below: seen.append(n) or gain(n, below))
+    find_staged_reads.cache_clear()
+    assert find_staged_reads(attention) == find_staged_reads(attention) == ()
+    assert len(seen) == len(list(postorder(*attention.scores)))
 
 
 TWO_TILES = """attention a {
