@@ -587,6 +587,7 @@ AG_DEVICE int ag_warp_max(int x, AG_SITE) {
     return ag_host::extreme(*ag_host::self, x, true, {file, line});
 }
 AG_DEVICE int ag_count_bits(ag_u32 x) { return __builtin_popcount(x); }
+AG_DEVICE ag_u32 ag_low_bits(int n) { return n >= 32 ? ~0u : (1u << n) - 1; }
 AG_DEVICE int ag_lowest_bit(ag_u32 x) { return x == 0 ? -1 : __builtin_ctz(x); }
 
 AG_DEVICE void ag_store16(void* to, ag_u32 a, ag_u32 b, ag_u32 c, ag_u32 d, AG_SITE) {

@@ -16,10 +16,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, final
 
 from attngen import resources
+from attngen.analysis.key_bounds import split_mask
 from attngen.analysis.tile_classes import classify_tiles
 from attngen.codegen.expr import float_literal
 from attngen.codegen.forward_context import ForwardContext, forward_context, head_dims
-from attngen.codegen.mask_parts import MaskParts, find_mask_parts, is_dear_per_pair
+from attngen.codegen.mask_parts import (
+    MaskParts,
+    find_mask_parts,
+    gives_rows_all_keys,
+    is_dear_per_pair,
+    is_dear_to_classify,
+)
 from attngen.codegen.mask_text import print_mask
 from attngen.codegen.render import render
 from attngen.codegen.score_parts import cost_of_pair
@@ -27,7 +34,7 @@ from attngen.codegen.score_text import print_scores
 from attngen.codegen.staged_reads import StagedRead, choose_staged, staged_bytes
 from attngen.codegen.tiles import TileFormulas, pair_by_pair, tile_formulas
 from attngen.ir.attention import Attention
-from attngen.ir.expr import Expr, Load, LogicalOp, Symbol
+from attngen.ir.expr import Expr, Load, Symbol
 from attngen.ir.program import (
     Launch,
     MoreThan,
@@ -77,6 +84,7 @@ _SHARED_BYTES: Final = sm_90a.TARGET.shared_bytes_per_block  # no other target h
 _PIECES: Final = 4
 """Pieces of lists on their way: what is being worked on, and enough ahead of it."""
 _PIECE_BYTES: Final = 48
+_BOUNDED_BYTES: Final = 16
 _PART_KEYS: Final = 16
 """Keys of a part of a product with v."""
 _LANE_SHARE: Final = 2
@@ -287,7 +295,7 @@ class ForwardWgmma:
             workspaces=(),
             is_persistent=True,
             hands_out_tiles=_is_longest_first(attention),
-            spread=(MoreThan("keys", SPREAD_KEYS),) if _has_long_rows(attention) else (),
+            spread=(MoreThan("keys", SPREAD_KEYS),) if gives_rows_all_keys(attention) else (),
             boxes=(
                 TensorBox("q", _COLUMNS, _GROUP_ROWS),
                 TensorBox("k", _COLUMNS, tile.kv),
@@ -305,7 +313,7 @@ class ForwardWgmma:
         Those that read a tensor for each pair, unless a table of blocks decides most tiles; and
         those that let a few rows see all keys, of which few tiles are full.
         """
-        if _has_long_rows(attention):
+        if gives_rows_all_keys(attention):
             return "its mask lets some rows see all keys, and most see few"
         is_dear = is_dear_per_pair(attention) and not _takes_parts(attention)
         if is_dear and not classify_tiles(attention).box_summaries:
@@ -512,7 +520,9 @@ def _arrays(attention: Attention, tile: _Tile, queries: int) -> tuple[SharedArra
     for name, size, shape in blocks:
         placed.append(SharedArray(name, offset, size // _ELEMENT, size, shape))
         offset += size
-    size = _PIECES * _PIECE_BYTES
+    split = split_mask(attention)
+    is_split = split.bounds is not None and bool(split.rest)
+    size = _PIECES * (_PIECE_BYTES + (_BOUNDED_BYTES if is_split else 0))
     placed.append(SharedArray("Pieces", offset, size, size, "[kPieces][kPieceBytes]"))
     offset += size
     for name, count, shape in _barriers(tile, queries, is_staged=staged > 0):
@@ -584,7 +594,7 @@ def _split_registers(attention: Attention, tile: _Tile) -> tuple[int, int]:
 
 def _serves_much(attention: Attention, tile: _Tile) -> bool:
     """Whether a serving warp needs more registers: to classify a dear mask, or to copy reads."""
-    return is_dear_per_pair(attention) or bool(_staged(attention, tile))
+    return is_dear_to_classify(attention) or bool(_staged(attention, tile))
 
 
 def _order(attention: Attention, tile: _Tile) -> StepOrder:
@@ -678,7 +688,7 @@ def _mask_parts(attention: Attention) -> MaskParts | None:
     parts = find_mask_parts(attention)
     if parts is None or _takes_parts(attention):
         return parts
-    return parts.whole if parts.fixed else None
+    return parts.whole if parts.fixed or parts.bounds else None
 
 
 def _takes_parts(attention: Attention) -> bool:
@@ -701,12 +711,6 @@ def _scores_read_pairs(attention: Attention, tile: _Tile) -> bool:
         if isinstance(load, Load) and id(load) not in staged
         for node in postorder(load)
     )
-
-
-def _has_long_rows(attention: Attention) -> bool:
-    """Whether the mask may give a row all keys by what it knows of that row alone."""
-    parts = find_mask_parts(attention)
-    return parts is not None and parts.op is LogicalOp.OR and parts.of_row is not None
 
 
 FAMILY: Final = ForwardWgmma()
