@@ -38,7 +38,7 @@ from attngen.tuning.timing import LostError, Race, RacePlan, Timer, Times, scale
 
 __all__ = [
     "Discarded", "Findings", "Measured", "Plan", "Progress", "Search", "Stage", "Stand", "Tell",
-    "shortlist",
+    "name_of", "shortlist",
 ]  # fmt: skip
 
 _FAMILY_SHARE: Final = 2
@@ -334,7 +334,7 @@ class Search:
             self._discard(schedule, Stage.COMPILER, build.reason_against)
             return
         try:
-            verdict = self._stand.check(_name_of(schedule), build)
+            verdict = self._stand.check(name_of(schedule), build)
         except LostError as lost:
             self._discard(schedule, Stage.EXAM, str(lost))
             return
@@ -344,8 +344,8 @@ class Search:
         self, schedules: Sequence[Schedule], plan: RacePlan, until: float
     ) -> tuple[Schedule, ...]:
         """Time them; those that are left, the fastest first."""
-        by_name = {_name_of(schedule): schedule for schedule in schedules}
-        race = Race(self._stand, tuple(by_name), plan, reference=_name_of(self._space.default))
+        by_name = {name_of(schedule): schedule for schedule in schedules}
+        race = Race(self._stand, tuple(by_name), plan, reference=name_of(self._space.default))
         self._races.append(race)
         for number in race.rounds():
             self._say(f"round {number + 1} of the race, {len(race.running)} left")
@@ -361,7 +361,7 @@ class Search:
         if not running:
             return ()
         race, default = self._races[-1], self._space.default
-        found = {schedule: race.ratio(_name_of(schedule)) for schedule in running}
+        found = {schedule: race.ratio(name_of(schedule)) for schedule in running}
         most = _CLOSE * found[running[0]].ms
         close = [s for s in running if found[s].low_ms <= most and s != default]
         kept = [default] if default in found else []
@@ -378,7 +378,7 @@ class Search:
 
     def _measured(self) -> Iterator[Measured]:
         for schedule, (build, verdict) in self._admitted.items():
-            name = _name_of(schedule)
+            name = name_of(schedule)
             if any(race.samples.get(name) for race in self._races):
                 race = self._last_race(name)
                 ratio = race.ratio(name)
@@ -394,7 +394,7 @@ class Search:
 
     def _place(self, one: Measured) -> tuple[bool, int, float]:
         """Sorts finalists first, then who was not beaten, then all others."""
-        race = self._last_race(_name_of(one.schedule))
+        race = self._last_race(name_of(one.schedule))
         return one.remark is not None, -self._races.index(race), one.times.ms
 
     def _reference_ms(self, race: Race) -> float:
@@ -406,7 +406,7 @@ class Search:
 
     def _left_out(self, schedule: Schedule) -> Discarded:
         for race in self._races:
-            if (reason := race.outs.get(_name_of(schedule))) is not None:
+            if (reason := race.outs.get(name_of(schedule))) is not None:
                 return Discarded(schedule, Stage.RACE, reason)
         if schedule in self._admitted:
             return Discarded(schedule, Stage.BUDGET, "the search ended before it was timed")
@@ -427,7 +427,7 @@ class Search:
     def _say(self, doing: str) -> None:
         best = None
         if self._races and (leader := self._races[-1].leader) is not None:
-            by_name = {_name_of(schedule): schedule for schedule in self._admitted}
+            by_name = {name_of(schedule): schedule for schedule in self._admitted}
             best = by_name[leader], self._races[-1].times(leader).ms
         budget_s = self._plan.budget_s
         spent = None if budget_s is None else (self._now() - self._start) / max(budget_s, 1e-9)
@@ -496,6 +496,6 @@ def _is_beside(one: Schedule, other: Schedule, steps: Mapping[str, list[int]]) -
     return abs(values.index(a) - values.index(b)) == 1
 
 
-def _name_of(schedule: Schedule) -> str:
+def name_of(schedule: Schedule) -> str:
     """Names a candidate: every setting, so that no two have one name."""
     return " ".join(str(getattr(schedule, name)) for name in _SETTINGS)

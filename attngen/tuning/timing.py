@@ -85,6 +85,9 @@ class RacePlan:
     warm_ms:    how long the reference runs before the first round.
     tolerance:  half the width of a ratio's interval where rounds may end.
     drops:      whether the beaten drop out.
+    hopeless:   who takes so many times as long as the fastest, each in its very first launch after
+                one that is not timed, drops out at once.  A falling clock makes that no more than
+                1.2 times.
     """
 
     min_rounds: int = 9
@@ -93,6 +96,7 @@ class RacePlan:
     warm_ms: float = 300.0
     tolerance: float = 0.005
     drops: bool = True
+    hopeless: float | None = None
 
 
 @final
@@ -102,6 +106,7 @@ class Race:
     reference:  what the others are compared with; it never drops out for being slow.
     samples:    milliseconds of one call, of those that were timed, by name, one for each round.
     outs:       why a candidate is out, by name.
+    firsts:     milliseconds of the only launch of those that dropped out after it.
     """
 
     def __init__(
@@ -115,11 +120,13 @@ class Race:
         """Without a reference, or where it is lost at once, the first that is timed is one."""
         self.samples: dict[str, list[float]] = {}
         self.outs: dict[str, str] = {}
+        self.firsts: dict[str, float] = {}
         self._timer = timer
         self._names = tuple(names)
         self._plan = plan
         self._reference = reference
         self._repeats: dict[str, int] = {}
+        self._least_ms = math.inf
 
     @property
     def running(self) -> tuple[str, ...]:
@@ -183,6 +190,13 @@ class Race:
         try:
             if name not in self._repeats:
                 first_ms = self._timer.sample(name, 1)
+                self._least_ms = min(self._least_ms, first_ms)
+                most = (self._plan.hopeless or math.inf) * self._least_ms
+                if first_ms > most and name != self._reference:
+                    self.firsts[name] = first_ms
+                    ratio = first_ms / self._least_ms
+                    self.outs[name] = f"beaten in its first launch: {ratio:.2f} times the fastest"
+                    return
                 self._repeats[name] = max(1, round(self._plan.sample_ms / max(first_ms, 1e-3)))
             ms = self._timer.sample(name, self._repeats[name])
         except LostError as lost:
