@@ -82,6 +82,7 @@ _TEMPLATES: Final = (
     "common/staged.cu.j2",
     "common/device.cuh",
     "common/mma.cuh",
+    "common/reads.cuh",
     "common/staged.cuh",
 )
 _FEATURES: Final = (Feature.CP_ASYNC, Feature.LDMATRIX, Feature.BF16_MMA)
@@ -319,6 +320,7 @@ class ForwardMma:
             scores=scores,
             mask=mask,
             staged=staged,
+            reads_at_once=True,
         )
         return Context(
             **shared.values(),
