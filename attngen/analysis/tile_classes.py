@@ -365,7 +365,7 @@ class _Walk:
     def drop_certain(self, node: Expr, known: Mapping[int, Interval]) -> Expr:
         """`true` for what holds at every key, such as `kv <= Skv - 1`, and what follows from it."""
         match node:
-            case Compare() if id(node) in known and known[id(node)] == TRUE:
+            case Compare() | Logical() | Not() if id(node) in known and known[id(node)] == TRUE:
                 return Const(True)
             case Compare(CompareOp.LE, left, Const(most)):
                 is_certain = (isinstance(left, Load) and most >= self.known[id(left)].high) or (

@@ -31,7 +31,7 @@ from attngen.codegen.mask_text import print_mask
 from attngen.codegen.render import render
 from attngen.codegen.score_parts import cost_of_pair
 from attngen.codegen.score_text import print_scores
-from attngen.codegen.staged_reads import StagedRead, choose_staged, staged_bytes
+from attngen.codegen.staged_reads import StagedRead, choose_staged, find_tile_nodes, staged_bytes
 from attngen.codegen.tiles import TileFormulas, pair_by_pair, tile_formulas
 from attngen.ir.attention import Attention
 from attngen.ir.expr import Expr, Load, Symbol
@@ -135,7 +135,9 @@ _TEMPLATES: Final = (
     "common/wgmma.cu.j2",
     "common/device.cuh",
     "common/mma.cuh",
+    "common/reads.cuh",
     "common/staged.cuh",
+    "common/copies.cuh",
     "common/wgmma.cuh",
 )
 _FEATURES: Final = (Feature.MBARRIER, Feature.TMA, Feature.SETMAXNREG, Feature.WGMMA)
@@ -180,6 +182,7 @@ class Context(ForwardContext):
     blocks_qk: int
     blocks_v: int
     staging: str
+    copying: str
     staged_bytes: int
     scores_all: bool
     clears: bool
@@ -188,6 +191,7 @@ class Context(ForwardContext):
     shifts_weights: bool
     lowers_weights: bool
     takes_parts: bool
+    takes_rows: bool
     reads_parts: bool
     masks_ahead: bool
     weight_exponent: str
@@ -310,11 +314,8 @@ class ForwardWgmma:
     def why_slower(self, attention: Attention) -> str | None:
         """Masks that `forward_mma` is faster with, on an H200 (docs/performance.md).
 
-        Those that read a tensor for each pair, unless a table of blocks decides most tiles; and
-        those that let a few rows see all keys, of which few tiles are full.
+        Those that read a tensor for each pair, unless a table of blocks decides most tiles.
         """
-        if gives_rows_all_keys(attention):
-            return "its mask lets some rows see all keys, and most see few"
         is_dear = is_dear_per_pair(attention) and not _takes_parts(attention)
         if is_dear and not classify_tiles(attention).box_summaries:
             return "its mask is evaluated anew for each pair"
@@ -380,6 +381,7 @@ class ForwardWgmma:
         mask = None if parts is None else print_mask(attention, parts, len(scores.fixed))
         takes_parts = parts is not None and _takes_parts(attention)
         serving, computing = _split_registers(attention, tile)
+        copies_rows = bool(find_tile_nodes(staged))
         shared = forward_context(
             program,
             target,
@@ -390,6 +392,7 @@ class ForwardWgmma:
             scores=scores,
             mask=mask,
             staged=staged,
+            reads_at_once=True,
         )
         return Context(
             **shared.values(),
@@ -408,6 +411,7 @@ class ForwardWgmma:
             blocks_qk=_blocks(qk),
             blocks_v=_blocks(v),
             staging=resources.template_source("common/staged.cuh") if staged else "",
+            copying=resources.template_source("common/copies.cuh") if copies_rows else "",
             staged_bytes=staged_bytes(staged, tile.q, tile.kv),
             scores_all=scores.is_for_all,
             clears=_clears(attention, tiles),
@@ -416,7 +420,8 @@ class ForwardWgmma:
             shifts_weights=shifts_weights,
             lowers_weights=attention.dtype.weight_scale > 1.0,
             takes_parts=takes_parts,
-            reads_parts=parts is not None and _reads(*parts.rows, *parts.keys),
+            takes_rows=parts is not None and parts.reads and is_dear_per_pair(attention),
+            reads_parts=parts is not None and _reads(*_ahead_of_pairs(parts)),
             masks_ahead=is_dear_per_pair(attention) and not takes_parts,
             weight_exponent=float_literal(math.log2(attention.dtype.weight_scale)),
             unscale_weights=float_literal(1.0 / attention.dtype.weight_scale),
@@ -684,11 +689,17 @@ def _shifts_weights(attention: Attention) -> bool:
 
 
 def _mask_parts(attention: Attention) -> MaskParts | None:
-    """What is computed ahead of a pair's mask; of rows and keys only where that is all it reads."""
+    """What is computed ahead of a pair's mask; of rows and keys only where a mask is dear."""
     parts = find_mask_parts(attention)
-    if parts is None or _takes_parts(attention):
+    if parts is None or is_dear_per_pair(attention):
         return parts
     return parts.whole if parts.fixed or parts.bounds else None
+
+
+def _ahead_of_pairs(parts: MaskParts) -> tuple[Expr, ...]:
+    """What is computed for rows and keys."""
+    says = (parts.of_row, parts.of_key)
+    return (*parts.rows, *parts.keys, *(e for e in says if e is not None))
 
 
 def _takes_parts(attention: Attention) -> bool:
