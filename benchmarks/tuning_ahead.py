@@ -45,7 +45,7 @@ _FROM_CACHE_S: Final = 0.05
 @final
 @record(eq=False)
 class Ready:
-    """A job with the answers of its exams; `seconds` that both took."""
+    """A job with the answers of its exams; `seconds` of a processor that both took."""
 
     job: Job
     exams: tuple[Exam, Exam]
@@ -165,9 +165,9 @@ def _be_nice() -> None:
 
 
 def _make_ready(task: Task, device: DeviceClass) -> Ready:
-    start = time.perf_counter()
+    start = time.process_time()
     job = make_job(task, device)
-    return Ready(job, make_exams(job), time.perf_counter() - start)
+    return Ready(job, make_exams(job), time.process_time() - start)
 
 
 def _compile(make_builder: MakeBuilder, subject: bytes, schedule: Schedule) -> float | None:

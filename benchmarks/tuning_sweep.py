@@ -2,7 +2,7 @@
 
     first launch   who takes 1.5 times as long as the fastest is out
     2 to 4 rounds  who was 25 %, 12.5 %, 6 % slower in every one of them is out
-    orders         of all tiles within 10 % of the fastest, all orders inside a step join
+    orders         of all tiles within 8 % of the fastest, all orders inside a step join
     12 rounds      the same thresholds, down to 0.5 %; then the three fastest are left
 
 A clock that falls under load takes at most a fifth, and is the same for all of a round, so none of
@@ -47,6 +47,8 @@ __all__ = [
 _FIRST: Final = RacePlan(min_rounds=4, max_rounds=4, sample_ms=2.0, hopeless=1.5)
 _SECOND: Final = RacePlan(min_rounds=6, max_rounds=12, sample_ms=3.0, warm_ms=0.0, hopeless=1.5)
 _LEFT: Final = 3
+_ROUNDS: Final = 29
+"""That it takes to know a ratio to 0.5 %; see `attngen/tuning/timing.py`."""
 
 
 @final
@@ -91,7 +93,7 @@ class Thresholds:
 
     within: float = 3.0
     carry: float = 1.5
-    orders: float = 1.1
+    orders: float = 1.08
     most: int = 1 << 12
 
 
@@ -272,8 +274,8 @@ class _Hall:
             return None
 
 
-def to_the_end_s(job: Job, swept: Swept, plan: RacePlan, exam_s: float, compile_s: float) -> float:
-    """What a search would take that compiles, examines and times every candidate to the end.
+def to_the_end_s(job: Job, swept: Swept, plan: RacePlan, exam_s: float) -> float:
+    """What it would take to examine every candidate and to time it until it is known to 0.5 %.
 
     Computed: a schedule that was timed takes what it took, an order what its tile took, and what
     was not tried at all as much longer than the default as is predicted.
@@ -285,9 +287,9 @@ def to_the_end_s(job: Job, swept: Swept, plan: RacePlan, exam_s: float, compile_
         ms = swept.ms.get(schedule) or swept.ms.get(schedule.without_order())
         ms = ms or scale * job.model.predict(schedule).us
         repeats = max(1, round(plan.sample_ms / max(ms, 1e-3)))
-        total_ms += plan.max_rounds * (repeats + 1) * ms
+        total_ms += _ROUNDS * (repeats + 1) * ms
     count = len(job.space.candidates)
-    return 1e-3 * total_ms + count * exam_s + compile_s
+    return 1e-3 * total_ms + count * exam_s
 
 
 def describe_lost(swept: Swept) -> dict[str, str]:
