@@ -421,7 +421,8 @@ class ExprPrinter:
                 function = "ag_exp2_quick" if operand is None else "ag_exp2_approx"
             case "log" | "log2" if operand is not None:
                 number = 1.0 / _LOG2_E if name == "log" else 1.0
-                is_normal = not operand.nan and operand.low >= 2.0**-126
+                is_normal = operand.low >= 2.0**-126 and not operand.nan
+                is_normal = is_normal or self._is_never_subnormal(node.arguments[0])
                 function = "ag_log2_approx" if is_normal else "ag_log2_quick"
             case "abs":
                 function = "ag_abs_quick"
@@ -432,6 +433,19 @@ class ExprPrinter:
         core = Emitted(f"{function}({power.emitted().text})", CType.FLOAT)
         is_sigmoid = function == "ag_sigmoid2_quick" and power.is_raw and power.addend == 0.0
         return _Line(core, number, addend, power=power.number if is_sigmoid else None)
+
+    def _is_never_subnormal(self, e: Expr) -> bool:
+        """A sum with a constant: 0, or no smaller than a few roundings of the constant."""
+        line = self._lines.get(id(e))
+        if line is not None:  # constants may have cancelled
+            return abs(line.addend) >= _LEAST
+        match e:
+            case Binary(BinaryOp.ADD | BinaryOp.SUB, Const(float(c)), _):
+                return abs(c) >= _LEAST
+            case Binary(BinaryOp.ADD | BinaryOp.SUB, _, Const(float(c))):
+                return abs(c) >= _LEAST
+            case _:
+                return False
 
     def _node(
         self, node: Expr, operands: list[Emitted], row_names: Mapping[str, str] | None
