@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import IntEnum
 from typing import Final, assert_never, final
 
@@ -56,6 +57,7 @@ from attngen.record import record
 __all__ = [
     "Body",
     "CType",
+    "Core",
     "Emitted",
     "ExprPrinter",
     "Variable",
@@ -153,27 +155,43 @@ class Body:
 
 @final
 @record
+class Core:
+    """What most of the work of a score is: the score is core * number + addend.
+
+    power:  the core is 1 / (1 + 2^-(s power)), s the score before; None where it is not.
+    """
+
+    text: str
+    number: float
+    addend: float
+    power: float | None
+
+
+@final
+@record
 class _Line:
     """A value that is core * number + addend, times `scale` before the addend where `is_raw`.
 
     What constants do to it is done to number and addend; it costs an operation when it is used.
+    The core is sigmoid2(s * scale * power) where `power` is given.
     """
 
     core: Emitted
     number: float = 1.0
     addend: float = 0.0
     is_raw: bool = False
+    power: float | None = None
 
     def times(self, factor: float) -> _Line | None:
         """The value times a constant; None where that leaves the middle of the numbers."""
         number, addend = self.number * factor, self.addend * factor
         is_moderate = _LEAST <= abs(number) <= _MOST and abs(addend) <= _MOST
-        return _Line(self.core, number, addend, self.is_raw) if is_moderate else None
+        return replace(self, number=number, addend=addend) if is_moderate else None
 
     def plus(self, constant: float) -> _Line | None:
         """The value and a constant; None where that leaves the middle of the numbers."""
         addend = self.addend + constant
-        return _Line(self.core, self.number, addend, self.is_raw) if abs(addend) <= _MOST else None
+        return replace(self, addend=addend) if abs(addend) <= _MOST else None
 
     def emitted(self) -> Emitted:
         """The value itself."""
@@ -275,13 +293,13 @@ class ExprPrinter:
         variables = tuple(Variable(x.type.text, f"let_{name}", x.text) for name, x in emitted)
         return Body(variables, body.text, body.type.text)
 
-    def print_core(self, e: Expr) -> tuple[Body, float, float] | None:
+    def print_core(self, e: Expr) -> Core | None:
         """A score as `core * number + addend`, number above 0; None where it is nothing such."""
-        body = self.print(e)
+        self.print(e)  # finds the lines
         line = self._lines.get(id(e.value if isinstance(e, Let) else e))
         if line is None or line.is_raw or line.number <= 0:
             return None
-        return Body(body.variables, line.core.text, body.c_type), line.number, line.addend
+        return Core(line.core.text, line.number, line.addend, line.power)
 
     def _computed(self, root: Expr) -> set[int]:
         """Nodes at and below `root` that are not inside of something given."""
@@ -403,7 +421,8 @@ class ExprPrinter:
                 function = "ag_exp2_quick" if operand is None else "ag_exp2_approx"
             case "log" | "log2" if operand is not None:
                 number = 1.0 / _LOG2_E if name == "log" else 1.0
-                is_normal = not operand.nan and operand.low >= 2.0**-126
+                is_normal = operand.low >= 2.0**-126 and not operand.nan
+                is_normal = is_normal or self._is_never_subnormal(node.arguments[0])
                 function = "ag_log2_approx" if is_normal else "ag_log2_quick"
             case "abs":
                 function = "ag_abs_quick"
@@ -412,7 +431,21 @@ class ExprPrinter:
         if power is None:
             return None
         core = Emitted(f"{function}({power.emitted().text})", CType.FLOAT)
-        return _Line(core, number, addend)
+        is_sigmoid = function == "ag_sigmoid2_quick" and power.is_raw and power.addend == 0.0
+        return _Line(core, number, addend, power=power.number if is_sigmoid else None)
+
+    def _is_never_subnormal(self, e: Expr) -> bool:
+        """A sum with a constant: 0, or no smaller than a few roundings of the constant."""
+        line = self._lines.get(id(e))
+        if line is not None:  # constants may have cancelled
+            return abs(line.addend) >= _LEAST
+        match e:
+            case Binary(BinaryOp.ADD | BinaryOp.SUB, Const(float(c)), _):
+                return abs(c) >= _LEAST
+            case Binary(BinaryOp.ADD | BinaryOp.SUB, _, Const(float(c))):
+                return abs(c) >= _LEAST
+            case _:
+                return False
 
     def _node(
         self, node: Expr, operands: list[Emitted], row_names: Mapping[str, str] | None

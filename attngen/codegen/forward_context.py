@@ -19,7 +19,7 @@ from attngen.codegen.formulas import (
 )
 from attngen.codegen.mask_text import MaskText
 from attngen.codegen.render import template_digest
-from attngen.codegen.score_text import ScoreText, ScoreUnitText
+from attngen.codegen.score_text import NearText, ScoreText, ScoreUnitText
 from attngen.codegen.staged_reads import StagedRead, StagedText, find_tile_nodes, print_staged
 from attngen.ir.attention import Attention
 from attngen.ir.digest import digest_attention
@@ -62,6 +62,7 @@ class ForwardContext:
     bases: tuple[Formula, ...]
     takes_product: bool
     score_unit: ScoreUnitText | None
+    near: NearText | None
     mask: Formula | None
     mask_parts: MaskText | None
     sink: Formula | None
@@ -145,6 +146,7 @@ def forward_context(
         bases=scores.bases if scores else (),
         takes_product=scores.is_raw if scores else False,
         score_unit=scores.unit.text if scores and scores.unit else None,
+        near=scores.near if scores else None,
         mask=mask.pair if mask else optional(attention.mask),
         mask_parts=mask,
         sink=optional(attention.sink),

@@ -6,6 +6,11 @@
 Weights are rounded to 16 bits, which costs them a relative error of up to u (2^-8 for bf16, 2^-11
 for fp16).  An error of e in the score is one of e in the weight; the short forms of a variant may
 bring in u / 8 together.  An error's way into the score is bounded by analysis/sensitivity.py.
+
+    1.0 - r(t) * exp(-x * x)    what the short exponential makes 0 is below 2^-126 and lost in 1.0
+
+Any exponential from a score is a quick one; the short form errs no more than that, but makes
+numbers below 2^-126 zero.  Behind a sum with a constant nobody can tell.
 """
 
 from __future__ import annotations
@@ -14,16 +19,20 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from attngen.analysis.sensitivity import find_reach
+from attngen.analysis.sensitivity import Reach, find_reach
 from attngen.ir.attention import Attention
-from attngen.ir.expr import Call
+from attngen.ir.expr import Binary, BinaryOp, Call, Const, Expr, Let, Negate
 from attngen.ir.interval import Interval
-from attngen.ir.traverse import postorder
+from attngen.ir.traverse import children, postorder
 
 __all__ = ["ERRORS", "SHARE", "find_short_calls"]
 
 SHARE: Final = 2.0**-3
 """Of the rounding unit of the weights: what the short forms may cost."""
+
+_LARGE: Final = 2.0**-40
+_SMALL: Final = _LARGE * 2.0**-26
+"""A number of at least the one does not change with a sum with less than the other."""
 
 
 def _of_tanh(x: Interval) -> float:
@@ -76,12 +85,51 @@ def find_short_calls(attention: Attention) -> Mapping[int, Interval]:
         return {}
     reach = find_reach(attention)
     left = attention.dtype.unit * SHARE
+    users = _find_users(attention)
     short: dict[int, Interval] = {}
     for node in calls:
         operand = reach.values[id(node.arguments[0])]
+        if node.function in ("exp", "exp2") and _is_lost(node, reach, users):
+            short[id(node)] = operand
+            continue
         slope = reach.slope[id(node)]
         error = slope * ERRORS[node.function](operand) if slope else 0.0
         if error <= left:
             left -= error
             short[id(node)] = operand
     return short
+
+
+def _find_users(attention: Attention) -> dict[int, list[Expr]]:
+    """Who takes each node of the score lines, by its id."""
+    users: dict[int, list[Expr]] = {}
+    for node in postorder(*attention.scores):
+        for child in children(node):
+            users.setdefault(id(child), []).append(node)
+    return users
+
+
+def _is_lost(node: Expr, reach: Reach, users: Mapping[int, list[Expr]]) -> bool:
+    """Whether a value below 2^-126 changes no sum that it gets into."""
+    stack = [(node, 2.0**-126)]
+    while stack:
+        below, size = stack.pop()
+        if not users.get(id(below)):
+            return False  # the line itself
+        for user in users[id(below)]:
+            match user:
+                case Let() | Negate():
+                    stack.append((user, size))
+                case Binary(BinaryOp.MUL, left, right) if left is not right:
+                    factor = reach.values[id(right if left is below else left)]
+                    largest = max(abs(factor.low), abs(factor.high))
+                    if factor.nan or size * largest > _SMALL:
+                        return False
+                    stack.append((user, size * largest))
+                case Binary(BinaryOp.ADD | BinaryOp.SUB, Const(float(c)), _) if abs(c) >= _LARGE:
+                    pass
+                case Binary(BinaryOp.ADD | BinaryOp.SUB, _, Const(float(c))) if abs(c) >= _LARGE:
+                    pass
+                case _:
+                    return False
+    return True

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import final
 
 from attngen.codegen.expr import (
+    Core,
     ExprPrinter,
     eager_lets,
     fixed,
@@ -15,15 +16,16 @@ from attngen.codegen.expr import (
     mentions_score,
 )
 from attngen.codegen.formulas import FixedFormula, Formula, fixed_formula, formula
+from attngen.codegen.near_scores import find_near
 from attngen.codegen.quick_functions import find_short_calls
 from attngen.codegen.score_parts import ScoreParts, find_addend, find_score_parts
 from attngen.codegen.staged_reads import StagedRead, name_staged
 from attngen.ir.attention import Attention
-from attngen.ir.expr import Expr, Let, Role, Symbol
+from attngen.ir.expr import Const, Expr, Let, Role, Symbol
 from attngen.ir.traverse import postorder, tensors
 from attngen.record import record
 
-__all__ = ["ScoreText", "ScoreUnit", "ScoreUnitText", "print_scores"]
+__all__ = ["NearText", "ScoreText", "ScoreUnit", "ScoreUnitText", "print_scores"]
 
 
 @final
@@ -52,6 +54,15 @@ class ScoreUnit:
 
 
 @final
+@record
+class NearText:
+    """A NearScore as C++ numbers."""
+
+    limit: str
+    coefficients: tuple[str, ...]
+
+
+@final
 @record(eq=False)
 class ScoreText:
     """The score lines of a variant.
@@ -65,6 +76,7 @@ class ScoreText:
     is_for_all:  they are dear and read nothing, so a pair that does not attend may be scored, too,
               instead of a branch for each pair.
     unit:     of what the last of them gives; None where that is the score.
+    near:     the only line where s is near 0; None where it is the same everywhere.
     """
 
     printer: ExprPrinter
@@ -75,6 +87,7 @@ class ScoreText:
     is_raw: bool
     is_for_all: bool
     unit: ScoreUnit | None
+    near: NearText | None
 
 
 def print_scores(
@@ -112,13 +125,14 @@ def print_scores(
     printer = ExprPrinter(attention, further, is_quick=True, given=given, short=short, raw=raw)
     lines = attention.scores if addend is None else attention.scores[1:]
     texts = [formula(printer, line) for line in lines]
-    unit = None
+    unit = near = None
     if lines and takes_unit and attention.row_state.running_max:
         core = printer.print_core(lines[-1])
         if core is not None:
-            body, *line = core
-            texts[-1] = replace(texts[-1], text=body.text)
-            unit = ScoreUnit(*line)
+            texts[-1] = replace(texts[-1], text=core.text)
+            unit = ScoreUnit(core.number, core.addend)
+            is_alone = len(lines) == 1 and not texts[-1].variables and is_dear
+            near = _near(attention, core) if is_alone else None
     return ScoreText(
         printer,
         of_block,
@@ -128,7 +142,18 @@ def print_scores(
         bool(raw),
         is_dear and not tensors(*attention.scores),
         unit,
+        near,
     )
+
+
+def _near(attention: Attention, core: Core) -> NearText | None:
+    """What such a score is near 0, where the scale of q.k is known and most scores are there."""
+    if core.power is None or not isinstance(attention.scale, Const):
+        return None
+    near = find_near(core.power, float(attention.scale.value))
+    if near is None:
+        return None
+    return NearText(float_literal(near.limit), tuple(float_literal(c) for c in near.coefficients))
 
 
 def _raw_symbols(attention: Attention) -> frozenset[int]:

@@ -53,6 +53,25 @@ LN_2 = math.log(2.0)
             (LN_2, 0.0),
         ),
         ("log(s) + 1.0", "ag_log2_quick(s * scale)", (LN_2, 1.0)),
+        ("log(s + 1.0)", "ag_log2_approx(ag_fma(s, scale, 1.0f))", (LN_2, 0.0)),
+        ("log(s * s + 1.0)", "ag_log2_approx(ag_fma(s * scale, s * scale, 1.0f))", (LN_2, 0.0)),
+        ("log(s + 1.0 - 1.0)", "ag_log2_quick(s * scale)", (LN_2, 0.0)),
+        (
+            "s * (1.0 - 3.0 * exp(-abs(s)))",
+            "s * scale * ag_fma(ag_exp2_approx(ag_abs_quick(s * scale) * -1.442695f), -3.0f, 1.0f)",
+            None,
+        ),
+        (
+            "s * (s - exp(-abs(s)))",
+            "s * scale * (s * scale - ag_exp2_quick(ag_abs_quick(s * scale) * -1.442695f))",
+            None,
+        ),
+        (
+            "s * (1.0 - s * exp(-abs(s)))",
+            "s * scale * ag_fma(-(s * scale), "
+            "ag_exp2_quick(ag_abs_quick(s * scale) * -1.442695f), 1.0f)",
+            None,
+        ),
         ("4.0 * sigmoid(s) - 2.0", "ag_sigmoid2_quick(s * (scale * 1.442695f))", (4.0, -2.0)),
         (
             "2.0 - 4.0 * sigmoid(s)",
