@@ -1,6 +1,6 @@
 """The fastest of all schedules of a call: every one is timed, and the slow ones not for long.
 
-    first launch   who takes 1.5 times as long as the fastest is out
+    two launches   who takes 1.5 times as long as the fastest in both is out
     2 to 4 rounds  who was 25 %, 12.5 %, 6 % slower in every one of them is out
     orders         of all tiles within 8 % of the fastest, all orders inside a step join
     12 rounds      the same thresholds, down to 0.5 %; then the three fastest are left

@@ -65,11 +65,5 @@ def _order(record: Record) -> tuple[object, ...]:
     schedule = record.schedule
     tile = (schedule.tile_q or 0) * (schedule.tile_kv or 0)
     used = record.resources
-    return (
-        not record.is_default,
-        used.spill_bytes,
-        used.shared_bytes,
-        tile,
-        repr(schedule),
-        record.id,
-    )
+    small = used.spill_bytes, used.shared_bytes, tile
+    return not record.is_default, small, repr(schedule), record.id
