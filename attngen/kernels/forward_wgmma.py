@@ -31,7 +31,14 @@ from attngen.codegen.mask_text import print_mask
 from attngen.codegen.render import render
 from attngen.codegen.score_parts import cost_of_pair
 from attngen.codegen.score_text import print_scores
-from attngen.codegen.staged_reads import StagedRead, choose_staged, find_tile_nodes, staged_bytes
+from attngen.codegen.staged_reads import (
+    Pattern,
+    StagedRead,
+    choose_staged,
+    find_staged_reads,
+    find_tile_nodes,
+    staged_bytes,
+)
 from attngen.codegen.tiles import TileFormulas, pair_by_pair, tile_formulas
 from attngen.ir.attention import Attention
 from attngen.ir.expr import Expr, Load, Symbol
@@ -669,8 +676,18 @@ def _order_reasons(schedule: Schedule) -> Iterator[str]:
 
 
 def _is_longest_first(attention: Attention) -> bool:
-    """Whether query tiles may differ in length, so that who gets which matters."""
-    return attention.mask is not None
+    """Whether the order of query tiles matters: some are longer, or heads read the same tiles.
+
+    Then several heads are worked on at a time, and such a tile is in the L2 cache for all but one.
+    """
+    return attention.mask is not None or any(map(_is_shared, find_staged_reads(attention)))
+
+
+def _is_shared(read: StagedRead) -> bool:
+    """Whether all heads copy the same tiles."""
+    is_tile = read.pattern is Pattern.TILE
+    names = {node.name for node in postorder(read.node) if isinstance(node, Symbol)}
+    return is_tile and not names & {"h", "hkv"}
 
 
 def _clears(attention: Attention, tiles: TileFormulas) -> bool:

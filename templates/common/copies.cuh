@@ -2,9 +2,10 @@
 #ifndef AG_HOST
 
 // Start copying 16 bytes; both addresses are multiples of 16.  Without a number of bytes it takes a third of the
-// instructions.  (PTX ISA: cp.async.cg.shared.global)
+// instructions.  What lies beside them, up to 256 bytes, comes into the L2 cache: the next tile reads it.
+// (PTX ISA: cp.async.cg.shared.global, L2::256B)
 AG_DEVICE void ag_copy_async16(ag_u32 to, const void* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
 #endif  // AG_HOST
