@@ -40,6 +40,8 @@ counted all the same: for each search, as many kernels as it wanted, side by sid
 each as long as the mean of all.  `--records` keeps what the fresh timing found as tuning records;
 for `lengths` and `examples`, what the search found.  `--whole` times every candidate to the end.
 
+`--summary FILE…` says the claims of several files together.
+
 `--device cpu` is a dry run with tiny shapes: its times mean nothing.  Compiled kernels come from
 the disk cache where it has them; an empty folder as ATTNGEN_CACHE_DIR counts compiling in
 `lengths`, too.
@@ -48,6 +50,7 @@ the disk cache where it has them; an empty folder as ATTNGEN_CACHE_DIR counts co
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import statistics
 import time
@@ -98,8 +101,7 @@ _EXAMPLE: Final = "forward-causal-d128-s4096"
 _FRESH: Final = RacePlan(min_rounds=12, max_rounds=24, sample_ms=15.0, warm_ms=300.0, drops=False)
 _TO_THE_END: Final = RacePlan(drops=False)
 _DRY: Final = RacePlan(min_rounds=2, max_rounds=2, sample_ms=0.0, warm_ms=0.0)
-_BRIEF: Final = RacePlan(min_rounds=6, max_rounds=15)
-_BRIEF_FINAL: Final = RacePlan(min_rounds=8, max_rounds=16, sample_ms=10.0, warm_ms=500.0)
+_BRIEF: Final = RacePlan(min_rounds=8, max_rounds=16)
 _ORDERS_AHEAD: Final = 1.25
 """Orders of tiles that are predicted to be so near to the best are compiled ahead."""
 
@@ -388,6 +390,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command; 1 when a cell failed."""
     start = time.monotonic()
     given = _parse(arguments)
+    if given.summary:
+        lines = (line for path in given.summary for line in path.read_text("utf-8").splitlines())
+        found = summary([json.loads(line) for line in lines])
+        print("\n".join(f"{key:34}{value}" for key, value in found.items()))
+        return 0
     is_dry = given.device == "cpu"
     try:
         machine = host_machine() if is_dry else cuda_machine(0)
@@ -425,10 +432,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _effort(given: argparse.Namespace) -> Effort:
-    race, final = _BRIEF, _BRIEF_FINAL
     return Effort(
         plan=Plan(budget_s=given.each),
-        brief=Plan(most=24, beside=14, budget_s=given.each, race=race, final=final),
+        brief=Plan(most=18, beside=8, budget_s=given.each, race=_BRIEF, final=None),
         fresh=_FRESH,
         thresholds=Thresholds(within=given.within, carry=given.carry, orders=given.orders),
         is_whole=given.whole,
@@ -533,6 +539,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--processors", type=int, default=processors(), metavar="N")
     parser.add_argument("--out", type=Path, metavar="DIR")
     parser.add_argument("--records", type=Path, metavar="DIR", help="where records are kept")
+    parser.add_argument("--summary", type=Path, nargs="+", metavar="FILE", help="only of these")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     given = parser.parse_args(arguments)
     if given.out is None and given.device == "cuda":

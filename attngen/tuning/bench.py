@@ -136,6 +136,7 @@ class CudaBench:
     def __init__(self, index: int = 0) -> None:
         self._index = index
         self._mode = "graph"
+        self._stream: Any = None
         self._exams: list[Exam] = []
         self._memory: dict[tuple[int, str], Array] = {}
         self._builds: dict[str, tuple[Build, Any]] = {}
@@ -157,9 +158,10 @@ class CudaBench:
         cupy.cuda.Device(self._index).use()
         self._memory.clear()
         self._started.clear()
-        self._cupy = cupy
-        self._stream = cupy.cuda.Stream(non_blocking=True)
-        self._events = cupy.cuda.Event(), cupy.cuda.Event()
+        if self._stream is None:
+            self._cupy = cupy
+            self._stream = cupy.cuda.Stream(non_blocking=True)
+            self._events = cupy.cuda.Event(), cupy.cuda.Event()
         self._exams = list(exams)
         for number, exam in enumerate(exams):
             tensors = {_captured(name): array for name, array in exam.call.tensors.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -32,16 +33,14 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("host_compiler")
-@pytest.mark.parametrize("ahead", [False, True])
 def test_a_dry_run_measures_cells_and_sums_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ATTNGEN_CACHE_DIR", str(tmp_path / "cache"))
-    cells = "forward-causal-d64-s1024,forward-causal-d64-s2048,lengths-causal-d128-s512"
-    options = ["--ahead"] if ahead else []
+    cells = "forward-causal-d64-s1024,forward-causal-d64-s2048"
     out = str(tmp_path / "out")
-    assert main(["--device", "cpu", "--out", out, "--cells", cells, *options]) == 0
-    environment, cell, longer, length, last = lines_of(tmp_path / "out")
+    assert main(["--device", "cpu", "--out", out, "--cells", cells, "--ahead"]) == 0
+    environment, cell, longer, last = lines_of(tmp_path / "out")
     assert environment["whole"] is False
     assert environment["device"].startswith("sm_80")
     for each in (cell, longer):
@@ -54,9 +53,25 @@ def test_a_dry_run_measures_cells_and_sums_up(
         assert each["computed"] is True
         names = ("tuned", "exhaustive", "default", "model")
         assert min(each[f"{name}_over_best"] for name in names) == 1
-    assert length["tuned"]["ms"] > 0
-    assert (last["suite"], last["cells"], last["lengths"]) == ("summary", 2, 1)
+    assert (last["suite"], last["cells"]) == ("summary", 2)
     assert last["left_out"] == []
+    (path,) = (tmp_path / "out").glob("*.jsonl")
+    capsys.readouterr()
+    assert main(["--summary", str(path), str(path)]) == 0
+    assert re.search(r"^cells +4$", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.usefixtures("host_compiler")
+def test_a_dry_run_of_a_length_compiles_when_it_searches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATTNGEN_CACHE_DIR", str(tmp_path / "cache"))
+    out = str(tmp_path / "out")
+    assert main(["--device", "cpu", "--out", out, "--cells", "lengths-causal-d128-s512"]) == 0
+    _, length, last = lines_of(tmp_path / "out")
+    assert length["tuned"]["ms"] > 0
+    assert last["lengths"] == 1
+    assert last["lengths_s"] == round(length["tuned_s"], 1)
 
 
 def test_the_budget_leaves_cells_out(tmp_path: Path) -> None:
