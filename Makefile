@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu lint types update-data goldens bench bench-gpu clean
+.PHONY: help demo test test-gpu lint types update-data goldens tuned bench bench-gpu clean
 
 help:  ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -41,6 +41,10 @@ update-data: $(VENV)/ready  ## Rewrite expected texts; read the diff
 
 goldens: $(VENV)/ready  ## Regenerate generated/
 	$(BIN)/python -m tests.goldens
+
+tuned: $(VENV)/ready  ## Take measured records into tuned/, stale ones out: make tuned RECORDS=FILE
+	$(BIN)/attngen cache import $(RECORDS) --into tuned
+	$(BIN)/attngen cache prune tuned --keep 4 --stale
 
 bench: $(VENV)/ready  ## Start-up and compile times, as a table
 	$(BIN)/python -m benchmarks.startup

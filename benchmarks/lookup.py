@@ -50,7 +50,9 @@ def make_records(count: int, device: DeviceClass) -> list[Record]:
         device=device,
         problem=problem,
         schedule=Schedule(tile_q=64, tile_kv=64, stages=1, warps=4, kernel="forward_mma"),
+        is_default=False,
         sass="0" * 64,
+        source="0" * 64,
         resources=Resources(registers=168, spill_bytes=0, shared_bytes=65536),
         times=Measurement(
             median_us=400.0, low_us=399.0, high_us=401.0, count=20, mode=Mode.GRAPH, l2=L2.WARM

@@ -87,7 +87,6 @@ _MMA = "kernel forward_mma"
 _MMA_WITH_ANY_TILE = f"{_MMA}; tile q = auto, kv = auto; stages auto"
 _ONE_STAGE = "tile q = 32, kv = 32; stages 1"
 _WINDOW = (("W", 24),)
-_GRID = (("columns", 7), ("size", 3))
 _BLOCK = (("block", 16),)
 
 GOLDENS = (
@@ -134,7 +133,7 @@ GOLDENS = (
         "sm_120",
         "fp16",
         (32, 32),
-        consts=(("columns", 7), ("size", 3)),
+        consts=(("columns", 6), ("size", 5)),
     ),
     Golden("speculative_tree_bf16_d64", "speculative_tree", "sm_90a", "bf16", (64, 64), _MMA),
     Golden(

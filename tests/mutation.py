@@ -1,14 +1,16 @@
 """Mutation testing over the goldens: does the CPU run notice a broken kernel?
 
-    python -m tests.mutation [--family NAME] [--golden NAME]... [--jobs N] [--budget S] [--out FILE]
+    python -m tests.mutation [--family NAME] [--golden NAME]... [--line TEXT]... [--jobs N]
+                             [--budget S] [--out FILE]
     python -m tests.mutation --figures FILE
 
 Breaks each golden in every small way (attngen/cpu/mutate.py), one at a time, and judges what comes
 out (tests/judge.py).  A mutant that several goldens share is tried in one after the other until it
 is noticed, first in that which runs fastest, and all are tried once before any is tried a second
-time.  `--out` takes each outcome as it is known; a run with a file of the same texts and judge goes
-on where that one stopped.  `--figures` says what such a file holds.  When the budget is spent no
-mutant is begun any more: those that are left are counted as such, never as noticed.
+time.  With `--line` only mutants of lines with that text are tried.  `--out` takes each outcome as
+it is known; a run with a file of the same texts and judge goes on where that one stopped.
+`--figures` says what such a file holds.  When the budget is spent no mutant is begun any more:
+those that are left are counted as such, never as noticed.
 """
 
 from __future__ import annotations
@@ -72,34 +74,27 @@ def key_of(mutant: Mutant) -> Key:
     return Key(function, occurrence, mutant.source, mutant.column, mutant.before, mutant.after)
 
 
-_CLAMPED = "what is clamped behind it, or compared with 1, comes out the same"
-_COLUMNS = "columns are 0 to 6 and clamped ones 1 to 5: no difference of them crosses 1"
+_COLUMNS = "columns are 0 to 5 and clamped ones 2 or 3: the difference stays within 2, or beyond it"
+_LAST_ROW = "the last row of pixels lies behind the upper end, which is asked last"
 _BUCKETS = "from distance 8 on the logarithm answers, and at 8 it says 8, too"
 
 EXPLAINED = {
     ("constexpr int kTerms", "n + 1"): "a sum in parts is right with any number of terms",
     ("first < kHeadDimQk; first += kTerms", "<="): "one more part, without terms, adds 0",
-    ("let_shared_9 = let_shared_6 ?", "1"): _CLAMPED,
-    ("return ag_max(ag_max(ag_clamp(ag_floordiv(let_shared_10, 7)", "2"): _CLAMPED,
-    ("return ag_max(ag_max(ag_clamp(ag_floordiv(let_shared_10, 7)", "6"): _CLAMPED,
-    ("ag_max(ag_max((let_shared_4 ? ag_clamp(let_shared_5, 1, 5) : 1)", "6"): _COLUMNS,
-    ("ag_max(ag_max((let_shared_4 ? ag_clamp(let_shared_5, 1, 5) : 1)", "7"): _COLUMNS,
-    ("ag_max((let_shared_4 ? ag_clamp(let_shared_8, 1, 5) : 5)", "2"): _COLUMNS,
-    ("ag_max((let_shared_4 ? ag_clamp(let_shared_8, 1, 5) : 5)", "6"): _COLUMNS,
-    ("ag_max((let_shared_4 ? ag_clamp(let_shared_8, 1, 5) : 5)", "7"): _COLUMNS,
+    ("let_shared_9 = let_shared_6 ?", "1"): _COLUMNS,
+    ("ag_max(ag_max((let_shared_4 ? ag_clamp(let_shared_5, 2, 3) : 2)", "4"): _COLUMNS,
+    ("ag_max(ag_max((let_shared_4 ? ag_clamp(let_shared_5, 2, 3) : 2)", "6"): _COLUMNS,
+    ("ag_max((let_shared_4 ? ag_clamp(let_shared_8, 2, 3) : 3)", "4"): _COLUMNS,
+    ("ag_max((let_shared_4 ? ag_clamp(let_shared_8, 2, 3) : 3)", "6"): _COLUMNS,
+    ("return ag_max(ag_max(ag_clamp(ag_floordiv(let_shared_10, 6)", "3"): _LAST_ROW,
+    ("return ag_max(ag_max(ag_clamp(ag_floordiv(let_shared_10, 6)", "4"): _COLUMNS,
     ("(let_distance_2 < 8 ?", "<="): _BUCKETS,
     ("(let_distance_2 < 8 ?", "9"): _BUCKETS,
     ("(let_distance_2 < 8 ?", "2"): _BUCKETS,
     ("tile.row0_low = 1;", "2"): "the first warp's minimum is at most 1",
-    ("wanted = others != 0", "1"): "what is read for no tile is used by none",
     ("key0_low[n] = 1;", "2"): "the first key's is at most 1",
     ("tile.key0_low = 0;", "1"): "whether a pair may attend is asked of the largest alone",
-    ("kv_first > kGroupKv ?", ">="): "both ends are the same there",
-    ("end - first > kThreads * kTileKv) first", ">="): "the same list, behind one more question",
-    ("if (high1 - low1 >= left) return;", ">"): "65 elements are read, and the answer is right",
-    ("int first = key < end ?", "<="): "a tile that no row sees is classified once more",
     ("int low = 1, high = 0;", "2"): "the first element is at most 1",
-    ("if (high2 - low2 >= left) return;", ">"): "no tile of 64 rows has 65 blocks of rows",
 }
 """Why a mutant survives, by a piece of its line and what was put there."""
 
@@ -143,7 +138,7 @@ class Work:
     places: Mapping[Key, tuple[Golden, ...]]
 
     @classmethod
-    def of(cls, goldens: Sequence[Golden]) -> Work:
+    def of(cls, goldens: Sequence[Golden], lines: Sequence[str] = ("",)) -> Work:
         places: dict[Key, tuple[Golden, ...]] = {}
         ordered = sorted(goldens, key=cost_of_check)
         for golden in ordered:
@@ -154,6 +149,7 @@ class Work:
         for witness in witnesses:
             for key in mutants_of(witness).keys() & places.keys():
                 places[key] = (*places[key], witness)
+        places = {k: at for k, at in places.items() if any(line in k.source for line in lines)}
         return cls((*ordered, *witnesses), places)
 
     def after(self, tried: Sequence[Tried]) -> dict[Key, list[Golden]]:
@@ -407,6 +403,7 @@ def main() -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--golden", action="append", metavar="NAME")
     parser.add_argument("--family", metavar="NAME", help="only the goldens of a kernel family")
+    parser.add_argument("--line", action="append", metavar="TEXT", help="mutants of such lines")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--budget", type=float, default=float("inf"), metavar="SECONDS")
     parser.add_argument("--out", type=Path, metavar="FILE")
@@ -422,7 +419,8 @@ def main() -> int:
                 for golden in GOLDENS
                 if (not given.golden or golden.name in given.golden)
                 and given.family in (None, family_of(golden))
-            ]
+            ],
+            given.line or [""],
         )
         header, tried = header_of(work), []
         if given.out is not None:

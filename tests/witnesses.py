@@ -2,7 +2,8 @@
 shows.
 
 A golden has dead keys only before or behind all others, none has heads so few that more than 32
-groups of key tiles are cheap, and a tile of one meets 25 blocks at most.
+groups of key tiles are cheap, none has keys that alone decide about a group of tiles, and a tile of
+one meets 25 blocks at most.
 """
 
 from __future__ import annotations
@@ -52,6 +53,16 @@ _SMALL_BLOCKS = """attention small_blocks {
 """
 
 
+_POINTED = """attention pointed {
+    heads     q = 1, kv = 1
+    tensor    key : int32[B, Skv]
+    tensor    keep : bool[B, Skv]
+    mask      key[b, qpos] == kv and keep[b, kv]
+    output    o, lse
+}
+"""
+
+
 def problems_of_kept_documents(witness: Witness) -> Iterator[Problem]:
     """One dead key in a tile: its first one, the 33rd, the last.  Then keys of which only the last
     three are seen, behind 32 groups of 32 tiles."""
@@ -70,6 +81,24 @@ def problems_of_kept_documents(witness: Witness) -> Iterator[Problem]:
     yield Problem(problem.q[:1], problem.k[:1], problem.v[:1], named)
 
 
+def problems_of_pointed(witness: Witness) -> Iterator[Problem]:
+    """Every row sees one key, the last of a group of key tiles or of all.
+
+    The second part of the keys begins with the second group and has two of them, of which the last
+    is whole or not; the first part is as many tiles as a list has.
+    """
+    group = 32 * 16
+    for keys, place in (
+        (3 * group - 7, 2 * group - 1),
+        (3 * group - 7, 3 * group - 8),
+        (3 * group, 2 * group - 1),
+    ):
+        problem = make_problem(witness, 1, keys)
+        problem.named["key"][...] = place
+        problem.named["keep"][...] = True
+        yield problem
+
+
 def problems_of_small_blocks(witness: Witness) -> Iterator[Problem]:
     """The first 16 rows lie in 5 blocks of rows, the keys in 13: one element more than are looked
     at.  They are all the same."""
@@ -80,6 +109,7 @@ def problems_of_small_blocks(witness: Witness) -> Iterator[Problem]:
 
 _SMALL = ("", "sm_80", "fp16", (16, 16))
 _SMALL_TILES = "kernel forward_mma; tile q = 16, kv = 64; warps 1; stages 1"
+_SMALLEST_TILES = "kernel forward_mma; tile q = 16, kv = 16; warps 1; stages 1"
 
 WITNESSES = (
     Witness(
@@ -88,6 +118,13 @@ WITNESSES = (
         _SMALL_TILES,
         text=_KEPT_DOCUMENTS,
         problems=problems_of_kept_documents,
+    ),
+    Witness(
+        "pointed",
+        *_SMALL,
+        _SMALLEST_TILES,
+        text=_POINTED,
+        problems=problems_of_pointed,
     ),
     Witness(
         "small_blocks",

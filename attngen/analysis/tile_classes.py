@@ -4,10 +4,12 @@
 
     may   kv_first <= qpos_last and row0_low <= key0_high and key0_low <= row0_high
     all   kv_last <= qpos_first and row0_low == row0_high == key0_low == key0_high
+    rest  row0_low == row0_high == key0_low == key0_high
 
 Interval arithmetic in three-valued logic, done on expressions instead of numbers: `q` ranges
 over [q_first, q_last], `kv` over [kv_first, kv_last], and every node yields expressions for its
 least and largest value over the tile.  For a truth value these are "certainly" and "possibly".
+Where the rest holds at all pairs, bounds of keys alone decide (key_bounds.py).
 What is read from tensors along rows alone, or along keys alone, becomes a *summary*: its
 minimum and maximum over the rows, or the keys, of a tile, found at run time; so does a sum of
 digits, which intervals lose.  A summary has 32 bits: at their ends nothing is known.  What is read
@@ -28,6 +30,7 @@ from functools import lru_cache
 from typing import Final, TypeAlias, final
 
 from attngen.analysis.equalities import use_equalities
+from attngen.analysis.key_bounds import split_mask
 from attngen.analysis.ranges import INT32, INT64, compile_time_ranges, infer_ranges
 from attngen.ir.attention import Attention
 from attngen.ir.expr import (
@@ -130,10 +133,14 @@ class TileClasses:
 
     Summaries are found in this order: of rows, of keys, of boxes.  `notes` says, for each part of
     the mask that stays unknown, why.
+
+    rest  all pairs attend that are within the bounds of keys; None where the mask is nothing but
+          bounds, or has none
     """
 
     may: Expr
     all: Expr
+    rest: Expr | None
     row_summaries: tuple[Summary, ...]
     key_summaries: tuple[Summary, ...]
     box_summaries: tuple[BoxSummary, ...]
@@ -149,7 +156,7 @@ class TileClasses:
 def classify_tiles(attention: Attention) -> TileClasses:
     """The classes of a variant's tiles; without a mask every pair attends."""
     if attention.mask is None:
-        return TileClasses(Const(True), Const(True), (), (), (), ())
+        return TileClasses(Const(True), Const(True), None, (), (), (), ())
     attention = use_equalities(attention)
     assert attention.mask is not None
     ranges = {"q": Bounds(_tile("q_first"), _tile("q_last"))}
@@ -157,8 +164,13 @@ def classify_tiles(attention: Attention) -> TileClasses:
     ranges["kv"] = Bounds(_tile("kv_first"), _tile("kv_last"))
     walk = _Walk(attention, ranges, summarise=True)
     bounds = walk.run(attention.mask)
+    split = split_mask(attention)
+    rest: Expr | None = None
+    if split.bounds is not None and split.rest:
+        lows = tuple(walk.run(term).low for term in split.rest)
+        rest = Logical(LogicalOp.AND, lows) if len(lows) > 1 else lows[0]
     summaries = tuple(walk.rows), tuple(walk.keys), tuple(walk.boxes)
-    return TileClasses(bounds.high, bounds.low, *summaries, tuple(walk.notes))
+    return TileClasses(bounds.high, bounds.low, rest, *summaries, tuple(walk.notes))
 
 
 def key_may_attend(attention: Attention) -> Expr | None:
@@ -207,6 +219,7 @@ class _Walk:
         self.loose: dict[int, Bounds] = {}  # by id: ends that no pair may have
         self.guards: dict[int, frozenset[str]] = {}  # by id: summaries that must have fit
         self.notes: list[str] = []
+        self.done: dict[int, Bounds | Unknown] = {}  # by id: what `run` found
         self.varies: dict[int, frozenset[str]] = {}
         self.reads: dict[int, bool] = {}
         self.digits: dict[int, int] = {}
@@ -256,7 +269,8 @@ class _Walk:
         return is_sum and not all(self.varies[id(c)] for c in children(node))
 
     def run(self, root: Expr) -> Bounds:
-        done: dict[int, Bounds | Unknown] = {}
+        """The bounds of a truth value; what was met before is not summarised again."""
+        done = self.done
         stack: list[tuple[Expr, bool]] = [(root, False)]
         while stack:
             node, ready = stack.pop()
@@ -351,7 +365,7 @@ class _Walk:
     def drop_certain(self, node: Expr, known: Mapping[int, Interval]) -> Expr:
         """`true` for what holds at every key, such as `kv <= Skv - 1`, and what follows from it."""
         match node:
-            case Compare() if id(node) in known and known[id(node)] == TRUE:
+            case Compare() | Logical() | Not() if id(node) in known and known[id(node)] == TRUE:
                 return Const(True)
             case Compare(CompareOp.LE, left, Const(most)):
                 is_certain = (isinstance(left, Load) and most >= self.known[id(left)].high) or (

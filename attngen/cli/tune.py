@@ -299,7 +299,9 @@ class _Run:
                 raise KeyboardInterrupt
             bar.update(job, doing)
 
-        plan = Plan(most=self._most, beside=min(Plan().beside, self._most // 4), budget_s=budget_s)
+        usual = Plan()
+        beside = usual.beside * self._most // usual.most
+        plan = Plan(most=self._most, beside=beside, budget_s=budget_s)
         findings = tune(job.subject, (job.call, job.ragged), machine, plan, tell)
         contents = contents_of(findings, job.subject, job.call, machine)
         section = Section(job.title, findings, job.model.roof())

@@ -5,7 +5,9 @@ for its architecture, and the digest of the machine code is compared with the re
 
     equal                                valid: these instructions were timed
     different, by the recorded compiler  stale: attngen makes other code today
-    different, by another compiler       unknown: attngen or the compiler has changed
+    different, by another compiler
+      and the text is another one        stale: attngen writes other kernels today
+      and the text is the recorded one   unknown: the compiler has changed
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from attngen import targets
 from attngen.backend.errors import ArchNotSupported, ToolchainMissing
 from attngen.compiler import lower_program, reasons_against, render_lowered
 from attngen.diagnostics.diagnostic import AttnError
-from attngen.engines.cuda_engine import compile_rendered, digest_code
+from attngen.engines.cuda_engine import compile_rendered, digest_code, digest_source
 from attngen.frontend.check import Checked, check
 from attngen.frontend.load import load_text
 from attngen.ir.digest import digest_operation
@@ -80,6 +82,8 @@ def _compare(found: Record, definition: Definition) -> Verdict:
     recorded, present = found.environment.nvrtc, compiled.compiler_version
     if recorded == present:
         return Verdict(State.STALE, f"NVRTC {present} makes other machine code today")
+    if digest_source(rendered) != found.source:
+        return Verdict(State.STALE, "attngen writes another text today, and NVRTC other code")
     reason = f"NVRTC {present} makes other machine code than {recorded} did"
     return Verdict(State.UNKNOWN, reason)
 

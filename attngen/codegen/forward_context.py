@@ -52,6 +52,7 @@ class ForwardContext:
     arguments: ArgumentLayout
     is_checked: bool
     tensors: tuple[TensorRead, ...]
+    reading: str
     staged: tuple[StagedText, ...]
     lets: tuple[LetFormula, ...]
     scale: Formula
@@ -85,6 +86,7 @@ def forward_context(
     scores: ScoreText | None = None,
     mask: MaskText | None = None,
     staged: tuple[StagedRead, ...] = (),
+    reads_at_once: bool = False,
 ) -> ForwardContext:
     """The shared part of a context.
 
@@ -93,10 +95,15 @@ def forward_context(
     scores:     the score lines in parts; None where they are computed as they stand.
     mask:       the mask in parts, of which some join `fixed`; None where it is computed as a whole.
     staged:     what score lines read from shared memory.
+    reads_at_once:  tensors are read without branches, so that reads are waited for together.
     """
     attention, launch, tiles = program.attention, program.main, program.main.tiles
     assert attention.dtype is not None
     qk, v = head_dims(attention)
+
+    tensors = tensor_reads(attention, find_tile_nodes(staged))
+    may_be_empty = any(tensor.is_read and tensor.clamped for tensor in tensors)
+    is_branchless = reads_at_once and may_be_empty and not is_checked
 
     def optional(e: Expr | None) -> Formula | None:
         return None if e is None else formula(printer, e)
@@ -126,7 +133,8 @@ def forward_context(
             is_checked=is_checked,
         ),
         is_checked=is_checked,
-        tensors=tensor_reads(attention, find_tile_nodes(staged)),
+        tensors=tensors,
+        reading=resources.template_source("common/reads.cuh") if is_branchless else "",
         staged=tuple(print_staged(staged, attention, tiles.tile_q, tiles.tile_kv)),
         lets=let_formulas(attention if mask is None else replace(attention, mask=None), printer),
         scale=formula(printer, attention.scale),

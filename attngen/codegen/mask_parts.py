@@ -1,15 +1,16 @@
 """Parts of a mask that need no work for each pair.
 
-    mask    kv <= qpos and qpos >= 0 and doc[b, qpos] == doc[b, kv]
-    of_row  qpos >= 0                       once for a row of a tile, and for all of its pairs
+    mask    kv <= qpos and padding[b, kv] and doc[b, qpos] == doc[b, kv] and doc[b, qpos] != 0
+    bounds  kv < qpos + 1                   for many keys of a row at once (key_bounds.py)
+    of_row  r0 != 0                         once for a row of a tile, and for all of its pairs
+    of_key  padding[b, kv]                  once for a key of a tile, and for all of its pairs
     rows    r0 = doc[b, qpos]               once for a row of a tile
     keys    k0 = doc[b, kv]                 once for a key of a tile
-    pair    kv <= qpos and r0 == k0
+    pair    r0 == k0
 
     mask    kv <= qpos or kv < prompt_length[b]
-    of_key  kv < c0                         once for a key of a tile, and for all of its pairs
+    bounds  kv < qpos + 1 or kv < c0        all of it
     fixed   c0 = prompt_length[b]           once for a block
-    pair    kv <= qpos
 
 A part is the largest subexpression that depends on nothing else and costs more than a register.
 Parts are computed whether or not a pair asks for them, so what they read must be clamped; `and`
@@ -26,6 +27,7 @@ from functools import lru_cache
 from typing import Final, TypeAlias, final
 
 from attngen.analysis.equalities import use_equalities
+from attngen.analysis.key_bounds import split_mask
 from attngen.analysis.ranges import INT64, compile_time_ranges, infer_ranges, range_of_work
 from attngen.codegen.expr import wraps_around
 from attngen.diagnostics.span import Span
@@ -34,6 +36,8 @@ from attngen.ir.expr import (
     Binary,
     BinaryOp,
     Call,
+    Compare,
+    CompareOp,
     Const,
     Expr,
     Let,
@@ -44,12 +48,20 @@ from attngen.ir.expr import (
     ToFloat,
     expr_type,
 )
+from attngen.ir.functions import call
 from attngen.ir.interval import Interval
-from attngen.ir.traverse import children, postorder, rebuild, tensors
+from attngen.ir.traverse import children, postorder, rebuild, rewrite, tensors
 from attngen.ir.types import ScalarType
+from attngen.passes.fold_constants import fold_expr
 from attngen.record import record
 
-__all__ = ["MaskParts", "find_mask_parts", "is_dear_per_pair"]
+__all__ = [
+    "MaskParts",
+    "find_mask_parts",
+    "gives_rows_all_keys",
+    "is_dear_per_pair",
+    "is_dear_to_classify",
+]
 
 
 class _Of(Flag):
@@ -84,7 +96,10 @@ _MOST_NODES: Final = 2048
 class MaskParts:
     """A mask, and what of it is computed ahead of its pairs.
 
-    mask    `of_row op of_key op pair`, those that are there; `op` is `and` or `or`
+    The mask is `bounds and rest`, those that are there.
+
+    bounds  comparisons `kv < limit` and conditions on the row, joined by `and`, `or` and `not`
+    rest    `of_row op of_key op pair`, those that are there; `op` is `and` or `or`
     fixed   nodes that are computed once for a block
     rows    nodes of `of_row` and `pair` that are computed once for a row of a tile
     keys    nodes of `of_key` and `pair` that are computed once for a key of a tile
@@ -92,7 +107,8 @@ class MaskParts:
     reads   whether each pair reads a tensor
     """
 
-    mask: Expr
+    bounds: Expr | None
+    rest: Expr | None
     op: LogicalOp
     of_row: Expr | None
     of_key: Expr | None
@@ -106,12 +122,14 @@ class MaskParts:
     @property
     def whole(self) -> MaskParts:
         """The same with nothing but `fixed` ahead of a pair."""
-        cost, reads = _count(self.mask, {id(e) for e in self.fixed})
+        if self.rest is None:
+            return self
+        cost, reads = _count(self.rest, {id(e) for e in self.fixed})
         return replace(
             self,
             of_row=None,
             of_key=None,
-            pair=self.mask,
+            pair=self.rest,
             rows=(),
             keys=(),
             cost=cost,
@@ -132,26 +150,36 @@ def find_mask_parts(attention: Attention) -> MaskParts | None:
     assert attention.mask is not None
     if _may_overflow(attention, attention.mask):
         return None
-    mask = _gather(_share_equal(_without_single_lets(attention.mask)))
-    scopes = _find_scopes(mask)
+    split = split_mask(attention)
+    bounds = None
+    if split.bounds is not None:
+        bounds = rewrite(fold_expr(split.bounds), _keep_narrow)
+    rest = _join(LogicalOp.AND, split.rest, attention.mask.span) if split.rest else None
+    limits = [] if bounds is None else _outermost(bounds, _find_scopes(bounds), (_Of.BLOCK,))
+    if rest is None:
+        fixed = tuple(_dearest(limits))
+        return MaskParts(bounds, None, LogicalOp.AND, None, None, None, fixed, (), (), 0, False)
+    rest = _gather(_share_equal(_without_single_lets(rest)))
+    scopes = _find_scopes(rest)
     op = LogicalOp.AND
-    terms: tuple[Expr, ...] = (mask,)
-    if isinstance(mask, Logical) and scopes[id(mask)] is _Of.PAIR:
-        op, terms = mask.op, mask.operands
+    terms: tuple[Expr, ...] = (rest,)
+    if isinstance(rest, Logical) and scopes[id(rest)] is _Of.PAIR:
+        op, terms = rest.op, rest.operands
     of_row = next((e for e in terms if scopes[id(e)] in (_Of.BLOCK, _Of.ROW)), None)
     of_key = next((e for e in terms if scopes[id(e)] is _Of.KEY), None)
     of_pair = tuple(e for e in terms if scopes[id(e)] is _Of.PAIR)
-    pair = _join(op, of_pair, mask.span) if of_pair else None
-    parts = [e for e in _choose(mask, scopes) if e is not of_row and e is not of_key]
-    fixed, rows, keys = (
+    pair = _join(op, of_pair, rest.span) if of_pair else None
+    parts = [e for e in _choose(rest, scopes) if e is not of_row and e is not of_key]
+    of_block, rows, keys = (
         tuple(_dearest([e for e in parts if scopes[id(e)] is kind]))
         for kind in (_Of.BLOCK, _Of.ROW, _Of.KEY)
     )
+    fixed = tuple(_dearest([*limits, *of_block]))
     ahead = {id(e) for e in (*fixed, *rows, *keys)}
     cost, reads = (0, False) if pair is None else _count(pair, ahead)
     if cost > _DEAREST_PAIR:
         return None
-    return MaskParts(mask, op, of_row, of_key, pair, fixed, rows, keys, cost, reads)
+    return MaskParts(bounds, rest, op, of_row, of_key, pair, fixed, rows, keys, cost, reads)
 
 
 def _may_overflow(attention: Attention, mask: Expr) -> bool:
@@ -170,6 +198,20 @@ def _wrapped(node: Expr, found: Interval) -> Interval:
     """What a node that wraps around leaves: sums and products of 64 bits do so in parts."""
     is_wide = expr_type(node) is ScalarType.INT and not found.within(*INT64.ends)
     return INT64 if is_wide and wraps_around(node) else found
+
+
+def _keep_narrow(e: Expr) -> Expr:
+    """`kv < x - 5` as `kv < max(x, -1) - 5`, which is the same and stays within the bits of `x`."""
+    match e:
+        case Compare(CompareOp.LT, Symbol("kv"), limit):
+            match limit:
+                case Binary(BinaryOp.SUB, x, Const(int(c))) if c > 0:
+                    near = replace(limit, left=call("max", x, Const(-1)))
+                case _:
+                    return e
+            return replace(e, right=near)
+        case _:
+            return e
 
 
 # ---- the mask, so that parts are large -----------------------------------------------------
@@ -327,19 +369,36 @@ _CHEAP_MASK: Final = 9
 def is_dear_per_pair(attention: Attention) -> bool:
     """Whether the mask reads, divides or does more than a window's work for each pair.
 
-    What it does once for a block does not count.
+    What it does once for a block, or for many keys of a row, does not count.
     """
     if attention.mask is None:
         return False
     parts = find_mask_parts(attention)
-    fixed = () if parts is None else parts.fixed
-    fixed_nodes = set(postorder(*fixed))
-    nodes = [
-        node
-        for node in postorder(attention.mask if parts is None else parts.mask)
-        if node not in fixed_nodes
-    ]
+    return _is_much(attention.mask if parts is None else parts.rest, parts)
+
+
+def is_dear_to_classify(attention: Attention) -> bool:
+    """The same of the whole mask, bounds included, which is asked for each tile."""
+    return _is_much(attention.mask, find_mask_parts(attention))
+
+
+def _is_much(mask: Expr | None, parts: MaskParts | None) -> bool:
+    if mask is None:
+        return False
+    fixed_nodes = set(postorder(*(() if parts is None else parts.fixed)))
+    nodes = [node for node in postorder(mask) if node not in fixed_nodes]
     return len(nodes) > _CHEAP_MASK or any(_is_dear(node) for node in nodes)
+
+
+def gives_rows_all_keys(attention: Attention) -> bool:
+    """Whether the mask may give a row all keys by what it knows of that row alone."""
+    parts = find_mask_parts(attention)
+    if parts is None:
+        return False
+    if isinstance(parts.bounds, Logical) and parts.bounds.op is LogicalOp.OR:
+        scopes = _find_scopes(parts.bounds)
+        return any(scopes[id(e)] is _Of.ROW for e in parts.bounds.operands)
+    return parts.op is LogicalOp.OR and parts.of_row is not None
 
 
 def _is_dear(node: Expr) -> bool:

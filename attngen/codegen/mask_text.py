@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import final
 
-from attngen.codegen.expr import Emitted, ExprPrinter, member
+from attngen.codegen.expr import Body, Emitted, ExprPrinter, Variable, member
 from attngen.codegen.formulas import FixedFormula, Formula, fixed_formula, formula
 from attngen.codegen.mask_parts import MaskParts
 from attngen.ir.attention import Attention
-from attngen.ir.expr import Expr, LogicalOp
+from attngen.ir.expr import Compare, Expr, Logical, LogicalOp, Not, Symbol
+from attngen.ir.traverse import children
 from attngen.record import record
 
 __all__ = ["MaskText", "print_mask"]
@@ -21,7 +23,8 @@ class MaskText:
 
     fixed   what joins the parts of the score lines
     rows    `row.r0`, `row.r1`, …         keys  `key.k0`, `key.k1`, …
-    of_row  what the mask says of a row   of_key, pair  likewise; None where it says nothing
+    bounds  the keys of a row that bounds allow, a word of one bit each
+    of_row  what the rest says of a row   of_key, pair  likewise; None where it says nothing
     is_or   `or` stands between these, and not `and`
     reads   `pair` reads a tensor
     """
@@ -29,11 +32,17 @@ class MaskText:
     fixed: tuple[FixedFormula, ...]
     rows: tuple[FixedFormula, ...]
     keys: tuple[FixedFormula, ...]
+    bounds: Formula | None
     of_row: Formula | None
     of_key: Formula | None
     pair: Formula | None
     is_or: bool
     reads: bool
+
+    @property
+    def asks_pairs(self) -> bool:
+        """Whether there is more than bounds."""
+        return any(f is not None for f in (self.of_row, self.of_key, self.pair))
 
 
 def print_mask(attention: Attention, parts: MaskParts, first: int) -> MaskText:
@@ -42,7 +51,7 @@ def print_mask(attention: Attention, parts: MaskParts, first: int) -> MaskText:
     first:  the number of the first of `fixed`, behind those of the score lines.
     """
     given: dict[int, Emitted] = {}
-    roots = tuple(e for e in (parts.mask, parts.pair) if e is not None)
+    roots = tuple(e for e in (parts.bounds, parts.rest, parts.pair) if e is not None)
 
     def name(of: str, letter: str, first: int, nodes: tuple[Expr, ...]) -> tuple[FixedFormula, ...]:
         printer = ExprPrinter(attention, roots, wraps=True, given=dict(given))
@@ -66,9 +75,52 @@ def print_mask(attention: Attention, parts: MaskParts, first: int) -> MaskText:
         fixed=fixed,
         rows=rows,
         keys=keys,
+        bounds=None if parts.bounds is None else _print_words(attention, parts.bounds, given),
         of_row=term(parts.of_row),
         of_key=term(parts.of_key),
         pair=term(parts.pair, is_branchless=True),
         is_or=parts.op is LogicalOp.OR,
         reads=parts.reads,
     )
+
+
+def _print_words(attention: Attention, bounds: Expr, given: Mapping[int, Emitted]) -> Formula:
+    """Bounds as words of one bit for each key of a lane: `kv < limit` is `keys_before(limit, kv0)`.
+
+    Keys at and behind `kv_end` do not exist.
+    """
+    printer = ExprPrinter(attention, (bounds,), wraps=True, given=given)
+    variables: dict[str, Variable] = {}
+
+    def value(e: Expr) -> Body:
+        body = printer.print(e, is_eager=True)
+        variables.update((v.name, v) for v in body.variables)
+        return body
+
+    def words(e: Expr) -> str:
+        match e:
+            case Not(operand):
+                return f"~{words(operand)}"
+            case Logical(op, operands):
+                sign = " & " if op is LogicalOp.AND else " | "
+                return f"({sign.join(map(words, operands))})"
+            case Compare(_, Symbol("kv"), limit):
+                return f"keys_before({value(limit).text}, kv0)"
+            case _:
+                return f"({value(e).text} ? ~0u : 0)"
+
+    is_and = isinstance(bounds, Logical) and bounds.op is LogicalOp.AND
+    first, *others = children(bounds) if is_and else (bounds,)
+    if isinstance(first, Compare) and isinstance(first.left, Symbol) and first.left.name == "kv":
+        limit = value(first.right)
+        end = "kv_end" if limit.c_type == "int" else f"({limit.c_type})kv_end"
+        texts = [f"keys_before(ag_min({limit.text}, {end}), kv0)"]
+    else:
+        texts = ["keys_before(kv_end, kv0)", words(first)]
+    texts += map(words, others)
+    line = None if attention.mask is None else _line(attention.mask)
+    return Formula(tuple(variables.values()), " & ".join(texts), line)
+
+
+def _line(e: Expr) -> int | None:
+    return None if e.span is None else e.span.first.line

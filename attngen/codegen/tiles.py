@@ -102,12 +102,15 @@ class TileFormulas:
     ranges          keys that the rows may attend to
     may             some pair of the tile may attend
     all             every pair of the tile attends
+    rest            every pair does that is within the bounds of keys; None where nothing else is
+                    asked of a pair, or no bounds are known
     key_may         some row of the sequence may see this key
     """
 
     ranges: RangeFormulas | None
     may: Body | None
     all: Body | None
+    rest: Body | None
     row_summaries: tuple[SummaryFormula, ...]
     key_summaries: tuple[SummaryFormula, ...]
     boxes: tuple[BoxFormula, ...]
@@ -127,16 +130,20 @@ def tile_formulas(attention: Attention) -> TileFormulas:
         for end in (each.begin, each.end)
     ]
     of_boxes = [e for box in classes.box_summaries for e in (*box.lows, *box.highs)]
-    questions = (classes.may, classes.all, alive or Const(True), *ends, *of_boxes)
-    may, everywhere, alive, *rest = name_shared_nodes(tuple(fold_expr(e) for e in questions))
-    ends, of_boxes = rest[: len(ends)], rest[len(ends) :]
+    unasked = [] if classes.rest is None else [classes.rest]
+    questions = (classes.may, classes.all, alive or Const(True), *ends, *of_boxes, *unasked)
+    may, everywhere, alive, *others = name_shared_nodes(tuple(fold_expr(e) for e in questions))
+    unasked = [others.pop() for _ in unasked]
+    ends, of_boxes = others[: len(ends)], others[len(ends) :]
     summaries = (*classes.row_summaries, *classes.key_summaries)
     values = tuple(s.value for s in summaries)
     position = Interval(-LONGEST, LONGEST - 1)
     ranges = dict.fromkeys(("qpos_first", "qpos_last"), position)
     ranges |= {n: Interval(0, LONGEST - 1) for n in ("q_first", "q_last", "kv_first", "kv_last")}
     ranges |= {f"{s.name}_{end}": INT32 for s in classes.summaries for end in ("low", "high")}
-    printer = ExprPrinter(attention, (may, everywhere, alive, *rest, *values), ranges, wraps=True)
+    printer = ExprPrinter(
+        attention, (may, everywhere, alive, *others, *unasked, *values), ranges, wraps=True
+    )
 
     def body(e: Expr) -> Body | None:
         return None if isinstance(e, Const) and e.value is True else printer.print(e, is_eager=True)
@@ -152,6 +159,7 @@ def tile_formulas(attention: Attention) -> TileFormulas:
         ranges=_range_formulas([printer.print(end, is_eager=True) for end in ends]),
         may=body(may),
         all=body(everywhere),
+        rest=next((body(e) for e in unasked if not _is_false(e)), None),
         row_summaries=formulas("row"),
         key_summaries=formulas("key"),
         boxes=_box_formulas(
@@ -171,7 +179,7 @@ def pair_by_pair(attention: Attention) -> TileFormulas:
     """
     formulas = tile_formulas(attention)
     return replace(
-        formulas, ranges=None, may=None, all=formulas.all and Body((), "false", "bool"),
+        formulas, ranges=None, may=None, all=formulas.all and Body((), "false", "bool"), rest=None,
         row_summaries=(), key_summaries=(), boxes=(), key_sets=None,
     )  # fmt: skip
 
@@ -206,6 +214,10 @@ def find_key_sets(attention: Attention) -> KeySets | None:
         f"at.b * args.{heads[0]} + {head}" if by_batch else head,
         first_head,
     )
+
+
+def _is_false(e: Expr) -> bool:
+    return isinstance(e, Const) and e.value is False
 
 
 def _box_formulas(boxes: tuple[BoxSummary, ...], ends: list[Body]) -> tuple[BoxFormula, ...]:

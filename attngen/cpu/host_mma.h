@@ -1,4 +1,4 @@
-// The functions of templates/common/mma.cuh for a CPU; included behind host.h.
+// The functions of templates/common/mma.cuh and reads.cuh for a CPU; included behind host.h.
 //
 // Sections: wavefronts; shared memory by address; asynchronous copies; collectives; matrices;
 // products; votes; the device functions.
@@ -489,8 +489,15 @@ AG_DEVICE ag_u32 ag_shared_address(unsigned char* buffer, int offset) {
     return ag_host::kSharedBase + (ag_u32)(buffer - ag_host::self->shared) + (ag_u32)offset;
 }
 
+template <class T> AG_DEVICE T ag_load_if(const T* from, bool exists, AG_SITE) {
+    return exists ? ag_load(from, file, line) : T{};
+}
+
 AG_DEVICE void ag_copy_async(ag_u32 to, const void* from, bool valid, AG_SITE) {
     ag_host::start_copy(*ag_host::self, to, from, valid ? 16 : 0, 16, {file, line});
+}
+AG_DEVICE void ag_copy_async16(ag_u32 to, const void* from, AG_SITE) {
+    ag_host::start_copy(*ag_host::self, to, from, 16, 16, {file, line});
 }
 AG_DEVICE void ag_copy_async_part(ag_u32 to, const void* from, int bytes, AG_SITE) {
     ag_host::start_copy(*ag_host::self, to, from, (uint32_t)bytes, 16, {file, line});
@@ -587,6 +594,7 @@ AG_DEVICE int ag_warp_max(int x, AG_SITE) {
     return ag_host::extreme(*ag_host::self, x, true, {file, line});
 }
 AG_DEVICE int ag_count_bits(ag_u32 x) { return __builtin_popcount(x); }
+AG_DEVICE ag_u32 ag_low_bits(int n) { return n >= 32 ? ~0u : (1u << n) - 1; }
 AG_DEVICE int ag_lowest_bit(ag_u32 x) { return x == 0 ? -1 : __builtin_ctz(x); }
 
 AG_DEVICE void ag_store16(void* to, ag_u32 a, ag_u32 b, ag_u32 c, ag_u32 d, AG_SITE) {

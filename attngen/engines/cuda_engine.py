@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from hashlib import sha256
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from attngen import __version__
 from attngen.backend.cache import compile_cached
@@ -23,10 +24,15 @@ __all__ = [
     "Launched",
     "compile_rendered",
     "digest_code",
+    "digest_source",
     "launch_on_gpu",
     "prepare_on_gpu",
     "resources_of",
 ]
+
+
+_COMMENT: Final = re.compile(r"//.*")
+"""No generated text has this inside of a string."""
 
 
 def compile_rendered(rendered: Rendered, text: str | None = None) -> Compiled:
@@ -64,6 +70,16 @@ def digest_code(rendered: Rendered, compiled: Compiled) -> str:
     found = read_resources(compiled.binary)
     digests = [found[launch.kernel].code_digest for launch in rendered.program.launches]
     return digests[0] if len(digests) == 1 else sha256("".join(digests).encode()).hexdigest()
+
+
+def digest_source(rendered: Rendered) -> str:
+    """SHA-256 of the text of a program, without comments and the lines that they stood on.
+
+    Says whether attngen still writes this text, where another compiler makes other code of it.
+    """
+    lines = (_COMMENT.sub("", line).rstrip() for line in rendered.source.splitlines())
+    kept = (line for line in lines if line and not line.startswith("#line"))
+    return sha256("\n".join(kept).encode()).hexdigest()
 
 
 def prepare_on_gpu(program: Program, module: CudaModule, device: Device) -> None:

@@ -486,7 +486,7 @@ def _mask_parts(attention: Attention) -> MaskParts | None:
     if parts is None:
         return None
     if not is_dear_per_pair(attention):
-        return parts.whole if parts.fixed else None
+        return parts.whole if parts.fixed or parts.bounds else None
     is_wide = max(_widths(attention)) > _WIDEST_WITH_READS
     return None if parts.reads and is_wide else parts
 

@@ -16,18 +16,25 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, final
 
 from attngen import resources
+from attngen.analysis.key_bounds import split_mask
 from attngen.analysis.tile_classes import classify_tiles
 from attngen.codegen.expr import float_literal
 from attngen.codegen.forward_context import ForwardContext, forward_context, head_dims
-from attngen.codegen.mask_parts import MaskParts, find_mask_parts, is_dear_per_pair
+from attngen.codegen.mask_parts import (
+    MaskParts,
+    find_mask_parts,
+    gives_rows_all_keys,
+    is_dear_per_pair,
+    is_dear_to_classify,
+)
 from attngen.codegen.mask_text import print_mask
 from attngen.codegen.render import render
 from attngen.codegen.score_parts import cost_of_pair
 from attngen.codegen.score_text import ScoreText, print_scores
-from attngen.codegen.staged_reads import StagedRead, choose_staged, staged_bytes
+from attngen.codegen.staged_reads import StagedRead, choose_staged, find_tile_nodes, staged_bytes
 from attngen.codegen.tiles import TileFormulas, pair_by_pair, tile_formulas
 from attngen.ir.attention import Attention
-from attngen.ir.expr import Expr, Load, LogicalOp, Symbol
+from attngen.ir.expr import Expr, Load, Symbol
 from attngen.ir.program import (
     Launch,
     MoreThan,
@@ -79,6 +86,7 @@ _MARGIN: Final = 8.0
 _PIECES: Final = 4
 """Pieces of lists on their way: what is being worked on, and enough ahead of it."""
 _PIECE_BYTES: Final = 48
+_BOUNDED_BYTES: Final = 16
 _PART_KEYS: Final = 16
 """Keys of a part of a product with v."""
 _LANE_SHARE: Final = 2
@@ -129,7 +137,9 @@ _TEMPLATES: Final = (
     "common/wgmma.cu.j2",
     "common/device.cuh",
     "common/mma.cuh",
+    "common/reads.cuh",
     "common/staged.cuh",
+    "common/copies.cuh",
     "common/wgmma.cuh",
 )
 _FEATURES: Final = (Feature.MBARRIER, Feature.TMA, Feature.SETMAXNREG, Feature.WGMMA)
@@ -174,6 +184,7 @@ class Context(ForwardContext):
     blocks_qk: int
     blocks_v: int
     staging: str
+    copying: str
     staged_bytes: int
     scores_all: bool
     clears: bool
@@ -183,6 +194,7 @@ class Context(ForwardContext):
     lowers_weights: bool
     margin: str
     takes_parts: bool
+    takes_rows: bool
     reads_parts: bool
     masks_ahead: bool
     weight_exponent: str
@@ -290,7 +302,7 @@ class ForwardWgmma:
             workspaces=(),
             is_persistent=True,
             hands_out_tiles=_is_longest_first(attention),
-            spread=(MoreThan("keys", SPREAD_KEYS),) if _has_long_rows(attention) else (),
+            spread=(MoreThan("keys", SPREAD_KEYS),) if gives_rows_all_keys(attention) else (),
             boxes=(
                 TensorBox("q", _COLUMNS, _GROUP_ROWS),
                 TensorBox("k", _COLUMNS, tile.kv),
@@ -305,11 +317,8 @@ class ForwardWgmma:
     def why_slower(self, attention: Attention) -> str | None:
         """Masks that `forward_mma` is faster with, on an H200 (docs/performance.md).
 
-        Those that read a tensor for each pair, unless a table of blocks decides most tiles; and
-        those that let a few rows see all keys, of which few tiles are full.
+        Those that read a tensor for each pair, unless a table of blocks decides most tiles.
         """
-        if _has_long_rows(attention):
-            return "its mask lets some rows see all keys, and most see few"
         is_dear = is_dear_per_pair(attention) and not _takes_parts(attention)
         if is_dear and not classify_tiles(attention).box_summaries:
             return "its mask is evaluated anew for each pair"
@@ -375,6 +384,7 @@ class ForwardWgmma:
         mask = None if parts is None else print_mask(attention, parts, len(scores.fixed))
         takes_parts = parts is not None and _takes_parts(attention)
         serving, computing = _split_registers(attention, tile)
+        copies_rows = bool(find_tile_nodes(staged))
         shared = forward_context(
             program,
             target,
@@ -385,6 +395,7 @@ class ForwardWgmma:
             scores=scores,
             mask=mask,
             staged=staged,
+            reads_at_once=True,
         )
         return Context(
             **shared.values(),
@@ -403,6 +414,7 @@ class ForwardWgmma:
             blocks_qk=_blocks(qk),
             blocks_v=_blocks(v),
             staging=resources.template_source("common/staged.cuh") if staged else "",
+            copying=resources.template_source("common/copies.cuh") if copies_rows else "",
             staged_bytes=staged_bytes(staged, tile.q, tile.kv),
             scores_all=scores.is_for_all,
             clears=_clears(attention, tiles),
@@ -412,7 +424,8 @@ class ForwardWgmma:
             lowers_weights=attention.dtype.weight_scale > 1.0,
             margin=_margin(attention, scores),
             takes_parts=takes_parts,
-            reads_parts=parts is not None and _reads(*parts.rows, *parts.keys),
+            takes_rows=parts is not None and parts.reads and is_dear_per_pair(attention),
+            reads_parts=parts is not None and _reads(*_ahead_of_pairs(parts)),
             masks_ahead=is_dear_per_pair(attention) and not takes_parts,
             weight_exponent=float_literal(math.log2(attention.dtype.weight_scale)),
             unscale_weights=float_literal(1.0 / attention.dtype.weight_scale),
@@ -529,7 +542,9 @@ def _arrays(attention: Attention, tile: _Tile, queries: int) -> tuple[SharedArra
     for name, size, shape in blocks:
         placed.append(SharedArray(name, offset, size // _ELEMENT, size, shape))
         offset += size
-    size = _PIECES * _PIECE_BYTES
+    split = split_mask(attention)
+    is_split = split.bounds is not None and bool(split.rest)
+    size = _PIECES * (_PIECE_BYTES + (_BOUNDED_BYTES if is_split else 0))
     placed.append(SharedArray("Pieces", offset, size, size, "[kPieces][kPieceBytes]"))
     offset += size
     for name, count, shape in _barriers(tile, queries, is_staged=staged > 0):
@@ -601,7 +616,7 @@ def _split_registers(attention: Attention, tile: _Tile) -> tuple[int, int]:
 
 def _serves_much(attention: Attention, tile: _Tile) -> bool:
     """Whether a serving warp needs more registers: to classify a dear mask, or to copy reads."""
-    return is_dear_per_pair(attention) or bool(_staged(attention, tile))
+    return is_dear_to_classify(attention) or bool(_staged(attention, tile))
 
 
 def _order(attention: Attention, tile: _Tile) -> StepOrder:
@@ -691,11 +706,17 @@ def _shifts_weights(attention: Attention) -> bool:
 
 
 def _mask_parts(attention: Attention) -> MaskParts | None:
-    """What is computed ahead of a pair's mask; of rows and keys only where that is all it reads."""
+    """What is computed ahead of a pair's mask; of rows and keys only where a mask is dear."""
     parts = find_mask_parts(attention)
-    if parts is None or _takes_parts(attention):
+    if parts is None or is_dear_per_pair(attention):
         return parts
-    return parts.whole if parts.fixed else None
+    return parts.whole if parts.fixed or parts.bounds else None
+
+
+def _ahead_of_pairs(parts: MaskParts) -> tuple[Expr, ...]:
+    """What is computed for rows and keys."""
+    says = (parts.of_row, parts.of_key)
+    return (*parts.rows, *parts.keys, *(e for e in says if e is not None))
 
 
 def _takes_parts(attention: Attention) -> bool:
@@ -718,12 +739,6 @@ def _scores_read_pairs(attention: Attention, tile: _Tile) -> bool:
         if isinstance(load, Load) and id(load) not in staged
         for node in postorder(load)
     )
-
-
-def _has_long_rows(attention: Attention) -> bool:
-    """Whether the mask may give a row all keys by what it knows of that row alone."""
-    parts = find_mask_parts(attention)
-    return parts is not None and parts.op is LogicalOp.OR and parts.of_row is not None
 
 
 FAMILY: Final = ForwardWgmma()

@@ -38,13 +38,16 @@ class Bench(Protocol):
         """Make the device ready, which may take seconds; `open` does what is left of that."""
 
     def open(self, exams: Sequence[Exam]) -> None:
-        """Put the arrays of the calls on the device; the first call is the one to time."""
+        """Put the arrays of the calls on the device; the first call is the one to time.
+
+        Again: other calls take their place, and what is loaded stays.
+        """
 
     def load(self, name: str, build: Build) -> None:
         """Make a candidate ready to run."""
 
-    def check(self, name: str) -> Verdict:
-        """Let it sit all exams; the verdict is the worst.  Errors:  WrongError."""
+    def check(self, name: str, first: int = 0) -> Verdict:
+        """Let it sit the exams from this one on; the verdict is the worst.  Errors:  WrongError."""
 
     def sample(self, name: str, repeats: int) -> float:
         """Milliseconds of one call: so many in a row, after one that is not timed."""
@@ -82,13 +85,13 @@ class HostBench:
     def load(self, name: str, build: Build) -> None:
         self._builds[name] = build
 
-    def check(self, name: str) -> Verdict:
+    def check(self, name: str, first: int = 0) -> Verdict:
         verdicts = []
-        for number, (exam, arrays) in enumerate(self._exams):
+        for number, (exam, arrays) in list(enumerate(self._exams))[first:]:
             arrays["o"].view(np.uint8)[...] = _NAN_BYTE
             self._run(name, number)
             out = arrays["o"] if exam.call.layout == "bhsd" else arrays["o"].swapaxes(1, 2)
-            verdicts.append(judge(np.ascontiguousarray(out), exam))
+            verdicts.append(judge(out, exam))
         return _worst(verdicts)
 
     def sample(self, name: str, repeats: int) -> float:
@@ -152,6 +155,8 @@ class CudaBench:
         import cupy
 
         cupy.cuda.Device(self._index).use()
+        self._memory.clear()
+        self._started.clear()
         self._cupy = cupy
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._events = cupy.cuda.Event(), cupy.cuda.Event()
@@ -172,9 +177,9 @@ class CudaBench:
         prepare_on_gpu(build.rendered.program, module, cuda_device(self._index))
         self._builds[name] = build, module
 
-    def check(self, name: str) -> Verdict:
+    def check(self, name: str, first: int = 0) -> Verdict:
         verdicts = []
-        for number, exam in enumerate(self._exams):
+        for number, exam in list(enumerate(self._exams))[first:]:
             memory = self._memory[number, "o"]
             self._cupy.cuda.runtime.memsetAsync(
                 memory.data.ptr, _NAN_BYTE, memory.nbytes, self._stream.ptr
@@ -186,7 +191,7 @@ class CudaBench:
             host = self._cupy.asnumpy(memory)[: _count(shape) * ITEM_BYTES[exam.dtype]]
             found = host.view(numpy_dtype(exam.dtype)).reshape(shape)
             found = found if exam.call.layout == "bhsd" else found.swapaxes(1, 2)
-            verdicts.append(judge(np.ascontiguousarray(found), exam))
+            verdicts.append(judge(found, exam))
         return _worst(verdicts)
 
     def sample(self, name: str, repeats: int) -> float:

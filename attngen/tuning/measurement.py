@@ -128,7 +128,9 @@ class Record:
 
     op:          `ir.digest.digest_operation` of the variant that the kernel was made from.
     schedule:    complete, with its kernel family.
+    is_default:  whether this is what ran where nothing was tuned, when it was timed.
     sass:        SHA-256 of the machine code that was timed (`engines.cuda_engine.digest_code`).
+    source:      the same of the CUDA text, without comments (`digest_source`).
     provenance:  facts for a person, by name; `at` is a time like "2026-11-29T19:40:00Z".
     """
 
@@ -136,7 +138,9 @@ class Record:
     device: DeviceClass
     problem: Problem
     schedule: Schedule
+    is_default: bool
     sass: str
+    source: str
     resources: Resources
     times: Measurement
     checked: Checked
@@ -213,7 +217,9 @@ def _facts(r: Record) -> dict[str, Any]:
         "device": r.device.name,
         "problem": _as_json(r.problem),
         "schedule": _schedule_as_json(r.schedule),
+        "default": r.is_default,
         "sass": r.sass,
+        "source": r.source,
         "resources": _as_json(r.resources),
         "times": _as_json(r.times.rounded()),
         "checked": _as_json(r.checked),
@@ -265,8 +271,8 @@ _T = TypeVar("_T", bound=Enum)
 
 _RECORD: Final = frozenset(
     {
-        "schema", "id", "op", "device", "problem", "schedule", "sass", "resources", "times",
-        "checked", "environment", "provenance",
+        "schema", "id", "op", "device", "problem", "schedule", "default", "sass", "source",
+        "resources", "times", "checked", "environment", "provenance",
     }
 )  # fmt: skip
 _DEFINITION: Final = frozenset({"schema", "op", "text"})
@@ -340,7 +346,9 @@ def _read_record(value: Mapping[str, Any]) -> Record:
         device=_read_device(value["device"]),
         problem=_read_problem(value["problem"]),
         schedule=_read_schedule(value["schedule"]),
+        is_default=_boolean(value["default"], "default"),
         sass=_match(value["sass"], _DIGEST, "sass"),
+        source=_match(value["source"], _DIGEST, "source"),
         resources=_read_resources(value["resources"]),
         times=_read_times(value["times"]),
         checked=_read_checked(value["checked"]),
@@ -486,6 +494,12 @@ def _object_of(value: Any, kind: type) -> dict[str, Any]:
 def _match(value: Any, pattern: re.Pattern[str], name: str) -> str:
     if not isinstance(value, str) or not pattern.fullmatch(value):
         _refuse(f"{name} is malformed")
+    return value
+
+
+def _boolean(value: Any, name: str) -> bool:
+    if not isinstance(value, bool):
+        _refuse(f"{name} is neither true nor false")
     return value
 
 

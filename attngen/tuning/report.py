@@ -51,8 +51,9 @@ svg .ring { fill: none; stroke: #1f2328; stroke-width: 2; }
 """
 
 _MOST_BARS: Final = 30
-_BAR, _LABEL, _WIDTH, _MARGIN = 20, 350, 900, 70
-"""Height of a bar, width of its label, width of a picture and a margin, in pixels."""
+_BAR, _LABEL, _WIDTH, _MARGIN = 20, 450, 1000, 70
+"""Height of a bar, width of its label (of a schedule with its order inside a step), width of a
+picture and a margin, in pixels."""
 _SCATTER, _ROOF_HEIGHT = 420, 300
 
 _STAGES: Final = {

@@ -6,6 +6,7 @@
     check         against the oracle, a ragged call included      exam.py
     race          in turns; the beaten drop out                   timing.py
     look beside   what differs from the winner in one setting is compiled, checked and raced, too
+    orders        and so are the tiles that lead now, in every order inside a step
     final         between the few that nobody could tell apart, longer, and with the GPU warm
 
 The default is in every race, as what all others are compared with, and it is the winner unless
@@ -22,7 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import fields
+from dataclasses import fields, replace
 from enum import Enum
 from typing import Final, Protocol, TypeAlias, final
 
@@ -38,7 +39,7 @@ from attngen.tuning.timing import LostError, Race, RacePlan, Timer, Times, scale
 
 __all__ = [
     "Discarded", "Findings", "Measured", "Plan", "Progress", "Search", "Stage", "Stand", "Tell",
-    "shortlist",
+    "name_of", "shortlist",
 ]  # fmt: skip
 
 _FAMILY_SHARE: Final = 2
@@ -48,7 +49,10 @@ _FAR: Final = 2.0
 _NEAR: Final = 1.5
 """Others than the best of a family are tried where at most so many times the best is predicted: far
 beyond what the model was ever wrong by."""
-_USUAL_RACE: Final = RacePlan()
+_USUAL_RACE: Final = RacePlan(max_rounds=20)
+_FIRST_ROUNDS: Final = 12
+"""The first race only says beside whom to look, and who is far behind; whoever is left runs again,
+with what is beside the winner."""
 _FINAL: Final = RacePlan(min_rounds=12, max_rounds=40, sample_ms=20.0, warm_ms=1000.0)
 _FINALISTS: Final = 4
 _CLOSE: Final = 1.02
@@ -57,7 +61,12 @@ _FEWEST_ROUNDS: Final = 5
 """In a race that the budget ended sooner, nobody is judged who was in one before."""
 _TIE: Final = 0.01
 """By how much another schedule has to be faster than the default."""
-_COMPILING, _RACING, _COMPILING_BESIDE, _RACING_BESIDE = 0.5, 0.7, 0.8, 0.9
+_LEADERS: Final = 3
+_LEADING: Final = 1.04
+"""So many tiles, within so many times the fastest, are tried in all orders inside a step, since the
+orders of one tile are up to 7 % apart and nobody can predict them."""
+_COMPILING, _RACING, _COMPILING_BESIDE, _RACING_BESIDE = 0.45, 0.6, 0.7, 0.8
+_COMPILING_ORDERS, _RACING_ORDERS = 0.85, 0.9
 """Parts of the budget at which each step has to end."""
 
 
@@ -73,8 +82,8 @@ class Plan:
     final:      the last race; None: there is none.
     """
 
-    most: int = 30
-    beside: int = 12
+    most: int = 42
+    beside: int = 24
     takes_all: bool = False
     budget_s: float | None = 60.0
     compilers: int | None = None
@@ -274,15 +283,24 @@ class Search:
             reasons = (f"{describe(d.schedule)}: {d.reason}" for d in self._discarded.values())
             device = self._space.target
             raise AttnError(NothingTimed(None, self._name, device, "; ".join(reasons)))
-        running = self._race(tuple(self._admitted), plan.race, until=_RACING)
-        if running:
-            beside = self._beside(running[0])
-            self._admit(beside, until=_COMPILING_BESIDE)
+        rounds = min(_FIRST_ROUNDS, plan.race.max_rounds)
+        first_race = replace(plan.race, max_rounds=rounds) if plan.beside else plan.race
+        running = self._race(tuple(self._admitted), first_race, until=_RACING)
+        left = plan.beside
+        for choose, compiling, racing in (
+            (self._beside, _COMPILING_BESIDE, _RACING_BESIDE),
+            (self._other_orders, _COMPILING_ORDERS, _RACING_ORDERS),
+        ):
+            beside = choose(running)[:left] if running else []
+            left -= len(beside)
+            self._admit(beside, until=compiling)
             more = tuple(s for s in beside if s in self._admitted)
             if more:
-                running = self._race((*running, *more), plan.race, until=_RACING_BESIDE)
+                running = self._race((*running, *more), plan.race, until=racing)
         finalists = self._finalists(running)
-        if plan.final is not None and len(finalists) > 1:
+        left_s = self._seconds_until(1.0)
+        has_time = plan.final and (left_s is None or 1e3 * left_s > plan.final.warm_ms)
+        if plan.final is not None and has_time and len(finalists) > 1:
             self._race(finalists, plan.final, until=1.0)
 
     def _admit(self, schedules: Sequence[Schedule], until: float) -> None:
@@ -334,7 +352,7 @@ class Search:
             self._discard(schedule, Stage.COMPILER, build.reason_against)
             return
         try:
-            verdict = self._stand.check(_name_of(schedule), build)
+            verdict = self._stand.check(name_of(schedule), build)
         except LostError as lost:
             self._discard(schedule, Stage.EXAM, str(lost))
             return
@@ -344,11 +362,14 @@ class Search:
         self, schedules: Sequence[Schedule], plan: RacePlan, until: float
     ) -> tuple[Schedule, ...]:
         """Time them; those that are left, the fastest first."""
-        by_name = {_name_of(schedule): schedule for schedule in schedules}
-        race = Race(self._stand, tuple(by_name), plan, reference=_name_of(self._space.default))
+        by_name = {name_of(schedule): schedule for schedule in schedules}
+        race = Race(self._stand, tuple(by_name), plan, reference=name_of(self._space.default))
         self._races.append(race)
+        said = -1
         for number in race.rounds():
-            self._say(f"round {number + 1} of the race, {len(race.running)} left")
+            if number > said:  # to say who leads takes as long as a short sample
+                self._say(f"round {number + 1} of the race, {len(race.running)} left")
+                said = number
             limit = self._seconds_until(until)
             if limit is not None and limit <= 0 and race.samples:
                 break
@@ -361,24 +382,37 @@ class Search:
         if not running:
             return ()
         race, default = self._races[-1], self._space.default
-        found = {schedule: race.ratio(_name_of(schedule)) for schedule in running}
+        found = {schedule: race.ratio(name_of(schedule)) for schedule in running}
         most = _CLOSE * found[running[0]].ms
         close = [s for s in running if found[s].low_ms <= most and s != default]
         kept = [default] if default in found else []
         return (*kept, *close[: _FINALISTS - len(kept)])
 
-    def _beside(self, winner: Schedule) -> list[Schedule]:
+    def _beside(self, running: Sequence[Schedule]) -> list[Schedule]:
         """What differs from the winner in one setting, and by one step of it, the best first."""
-        known = self._wanted(())
+        known, winner = self._wanted(()), running[0]
         steps = _steps(schedule for schedule, _ in self._ranked)
-        near = [s for s, _ in self._ranked if s not in known and _is_beside(s, winner, steps)]
-        return near[: self._plan.beside]
+        return [s for s, _ in self._ranked if s not in known and _is_beside(s, winner, steps)]
+
+    def _other_orders(self, running: Sequence[Schedule]) -> list[Schedule]:
+        """All orders inside a step of the tiles that lead, where the winner's are known."""
+        known, race = self._wanted(()), self._races[-1]
+        best = race.ratio(name_of(running[0])).ms
+        tiles = dict.fromkeys(
+            s.without_order() for s in running if race.ratio(name_of(s)).ms <= _LEADING * best
+        )
+        return [
+            s
+            for tile in list(tiles)[:_LEADERS]
+            for s, _ in self._ranked
+            if s not in known and s.without_order() == tile
+        ]
 
     # ---- what is known ----
 
     def _measured(self) -> Iterator[Measured]:
         for schedule, (build, verdict) in self._admitted.items():
-            name = _name_of(schedule)
+            name = name_of(schedule)
             if any(race.samples.get(name) for race in self._races):
                 race = self._last_race(name)
                 ratio = race.ratio(name)
@@ -394,7 +428,7 @@ class Search:
 
     def _place(self, one: Measured) -> tuple[bool, int, float]:
         """Sorts finalists first, then who was not beaten, then all others."""
-        race = self._last_race(_name_of(one.schedule))
+        race = self._last_race(name_of(one.schedule))
         return one.remark is not None, -self._races.index(race), one.times.ms
 
     def _reference_ms(self, race: Race) -> float:
@@ -406,7 +440,7 @@ class Search:
 
     def _left_out(self, schedule: Schedule) -> Discarded:
         for race in self._races:
-            if (reason := race.outs.get(_name_of(schedule))) is not None:
+            if (reason := race.outs.get(name_of(schedule))) is not None:
                 return Discarded(schedule, Stage.RACE, reason)
         if schedule in self._admitted:
             return Discarded(schedule, Stage.BUDGET, "the search ended before it was timed")
@@ -427,7 +461,7 @@ class Search:
     def _say(self, doing: str) -> None:
         best = None
         if self._races and (leader := self._races[-1].leader) is not None:
-            by_name = {_name_of(schedule): schedule for schedule in self._admitted}
+            by_name = {name_of(schedule): schedule for schedule in self._admitted}
             best = by_name[leader], self._races[-1].times(leader).ms
         budget_s = self._plan.budget_s
         spent = None if budget_s is None else (self._now() - self._start) / max(budget_s, 1e-9)
@@ -496,6 +530,6 @@ def _is_beside(one: Schedule, other: Schedule, steps: Mapping[str, list[int]]) -
     return abs(values.index(a) - values.index(b)) == 1
 
 
-def _name_of(schedule: Schedule) -> str:
+def name_of(schedule: Schedule) -> str:
     """Names a candidate: every setting, so that no two have one name."""
     return " ".join(str(getattr(schedule, name)) for name in _SETTINGS)

@@ -85,6 +85,8 @@ class RacePlan:
     warm_ms:    how long the reference runs before the first round.
     tolerance:  half the width of a ratio's interval where rounds may end.
     drops:      whether the beaten drop out.
+    hopeless:   who takes so many times as long as the fastest in its first two launches drops out
+                at once.  A falling clock makes that no more than 1.2 times.
     """
 
     min_rounds: int = 9
@@ -93,6 +95,7 @@ class RacePlan:
     warm_ms: float = 300.0
     tolerance: float = 0.005
     drops: bool = True
+    hopeless: float | None = None
 
 
 @final
@@ -102,6 +105,7 @@ class Race:
     reference:  what the others are compared with; it never drops out for being slow.
     samples:    milliseconds of one call, of those that were timed, by name, one for each round.
     outs:       why a candidate is out, by name.
+    firsts:     milliseconds of the faster of two launches, of those that dropped out after them.
     """
 
     def __init__(
@@ -115,11 +119,13 @@ class Race:
         """Without a reference, or where it is lost at once, the first that is timed is one."""
         self.samples: dict[str, list[float]] = {}
         self.outs: dict[str, str] = {}
+        self.firsts: dict[str, float] = {}
         self._timer = timer
         self._names = tuple(names)
         self._plan = plan
         self._reference = reference
         self._repeats: dict[str, int] = {}
+        self._least_ms = math.inf
 
     @property
     def running(self) -> tuple[str, ...]:
@@ -183,12 +189,27 @@ class Race:
         try:
             if name not in self._repeats:
                 first_ms = self._timer.sample(name, 1)
+                if self._is_hopeless(name, first_ms):
+                    return
                 self._repeats[name] = max(1, round(self._plan.sample_ms / max(first_ms, 1e-3)))
             ms = self._timer.sample(name, self._repeats[name])
         except LostError as lost:
             self.outs[name] = str(lost)
         else:
             self.samples.setdefault(name, []).append(ms)
+
+    def _is_hopeless(self, name: str, first_ms: float) -> bool:
+        """Whether it is out by its first two launches; a single one may be disturbed."""
+        limit = self._plan.hopeless
+        if limit is not None and first_ms > limit * self._least_ms and name != self._reference:
+            first_ms = min(first_ms, self._timer.sample(name, 1))
+            if first_ms > limit * self._least_ms:
+                self.firsts[name] = first_ms
+                ratio = first_ms / self._least_ms
+                self.outs[name] = f"beaten in its first launches: {ratio:.2f} times the fastest"
+                return True
+        self._least_ms = min(self._least_ms, first_ms)
+        return False
 
     def _ratios(self, name: str) -> list[float]:
         """One for each round that it and the reference were in."""

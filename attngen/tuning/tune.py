@@ -10,6 +10,7 @@ from typing import Final, TypeAlias, final
 from attngen import __version__
 from attngen.backend.device import cuda_device
 from attngen.diagnostics.diagnostic import AttnError
+from attngen.engines.cuda_engine import digest_source
 from attngen.ir.digest import digest_operation
 from attngen.record import record
 from attngen.tuning.bench import CudaBench, HostBench, MakeBench
@@ -139,7 +140,9 @@ def _record_of(
         device=machine.device,
         problem=Problem.of(subject.attention.dtype.name, call.sizes, machine.device.sm_count),
         schedule=one.schedule,
+        is_default=one.schedule == findings.space.default,
         sass=one.build.sass,
+        source=digest_source(one.build.rendered),
         resources=one.build.resources,
         times=Measurement(
             median_us=1e3 * times.ms,

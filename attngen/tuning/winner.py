@@ -60,8 +60,10 @@ def _tenths(us: float) -> int:
 
 
 def _order(record: Record) -> tuple[object, ...]:
-    """Among equals: no spills, little shared memory, a small tile; then the schedule itself."""
+    """Among equals: what runs where nothing is tuned, as `attngen tune` says it; no spills, little
+    shared memory, a small tile; then the schedule itself."""
     schedule = record.schedule
     tile = (schedule.tile_q or 0) * (schedule.tile_kv or 0)
     used = record.resources
-    return used.spill_bytes, used.shared_bytes, tile, repr(schedule), record.id
+    small = used.spill_bytes, used.shared_bytes, tile
+    return not record.is_default, small, repr(schedule), record.id

@@ -94,13 +94,30 @@ class Worker:
         """Start the process, with all calls on its device.  Errors:  A472, A65x."""
         self._running()
 
-    def check(self, name: str, build: Build) -> Verdict:
-        """Let a candidate sit its exams; afterwards it can be timed by its name.
+    def reopen(self, make_exams: MakeExams) -> None:
+        """Go on with other calls of the same attention: what is loaded stays loaded.
+
+        Errors:  A472, A65x.
+        """
+        self._make_exams, self._exams = make_exams, None
+        process = self._process
+        if process is None:
+            self._running()
+            return
+        try:
+            self._exams = tuple(make_exams())
+            process.ask("open", (self._exams,), self._patience.open_s)
+        except (_DiedError, _RefusedError) as error:
+            self._end_process()
+            raise AttnError(TimingProcessFailed(None, str(error))) from None
+
+    def check(self, name: str, build: Build, first: int = 0) -> Verdict:
+        """Let a candidate sit its exams, from this one on; then it can be timed by its name.
 
         Errors:  LostError, when it is wrong or did harm.
         """
         self._builds[name] = build
-        answer = self._ask(name, "check", (name,), self._patience.check_s)
+        answer = self._ask(name, "check", (name, first), self._patience.check_s)
         return Verdict(float(answer["max_error"]), float(answer["bound_ratio"]))
 
     def sample(self, name: str, repeats: int) -> float:

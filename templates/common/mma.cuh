@@ -86,6 +86,8 @@ AG_DEVICE int ag_warp_min(int x) { return __reduce_min_sync(0xffffffffu, x); }
 AG_DEVICE int ag_warp_max(int x) { return __reduce_max_sync(0xffffffffu, x); }
 // How many bits are set.  (PTX ISA: popc)
 AG_DEVICE int ag_count_bits(ag_u32 x) { return __popc(x); }
+// The lowest n bits; n is 0 to 32.  (PTX ISA: bmsk)
+AG_DEVICE ag_u32 ag_low_bits(int n) { ag_u32 r; asm("bmsk.clamp.b32 %0, 0, %1;" : "=r"(r) : "r"(n)); return r; }
 // Position of the lowest set bit; 0 to 31.  (PTX ISA: brev, bfind)
 AG_DEVICE int ag_lowest_bit(ag_u32 x) { return __ffs((int)x) - 1; }
 

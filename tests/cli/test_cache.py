@@ -14,7 +14,7 @@ from attngen.backend.cubin import read_resources
 from attngen.backend.nvrtc import load_nvrtc
 from attngen.cli.verify_records import State, verify_record
 from attngen.diagnostics.diagnostic import AttnError
-from attngen.engines.cuda_engine import compile_rendered, digest_code
+from attngen.engines.cuda_engine import compile_rendered, digest_code, digest_source
 from attngen.ir.digest import digest_operation
 from attngen.tuning.measurement import Definition, Environment, Record
 from attngen.tuning.problem import LayoutClass, Problem
@@ -41,6 +41,7 @@ def real_record(
         problem=Problem.of(dtype, SIZES, H200.sm_count),
         schedule=rendered.program.schedule,
         sass=digest_code(rendered, compiled),
+        source=digest_source(rendered),
         environment=Environment(nvrtc=compiled.compiler_version, driver="580.159.04"),
     )
     return replace(found, **others), Definition(found.op, kernel.attention.source)
@@ -282,6 +283,10 @@ def test_the_code_for_any_layout_is_code_of_its_own(real: tuple[Record, Definiti
         ({"sass": "0" * 64}, State.STALE, "other machine code today"),
         ({"sass": "0" * 64, "environment": Environment(nvrtc="12.9.86", driver="575")},
          State.UNKNOWN, "than 12.9.86 did"),
+        ({"sass": "0" * 64, "source": "0" * 64,
+          "environment": Environment(nvrtc="12.9.86", driver="575")},
+         State.STALE, "writes another text today"),
+        ({"source": "0" * 64}, State.VALID, ""),
         ({"op": OP}, State.STALE, "another digest"),
         ({"device": replace(H200, arch="sm_999")}, State.UNKNOWN, "unknown target"),
     ],

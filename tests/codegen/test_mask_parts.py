@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -32,34 +33,39 @@ def shown(e: Expr | None) -> str | None:
     return None if e is None else print_expr(e)
 
 
-NEAR = "abs(q // 5 - kv // 5) <= 1"
+NEAR = "abs(q % 5 - kv % 5) <= 1"
 
 
 @pytest.mark.parametrize(
-    ("mask", "of_row", "of_key", "pair"),
+    ("mask", "bounds", "of_row", "of_key", "pair"),
     [
-        ("kv <= q + 1", None, None, "kv <= q + 1"),
-        ("keep[b, kv]", None, "keep[b, kv]", None),
-        ("ids[b, q] > 0", "ids[b, q] > 0", None, None),
-        ("kv <= q or keep[b, kv] or w > 3", "w > 3", "keep[b, kv]", "kv <= q"),
-        ("w > 3 and (kv <= q and q > 2)", "w > 3 and q > 2", None, "kv <= q"),
-        ("q < 4 and (kv <= q or keep[b, kv])", "q < 4", None, "keep[b, kv] or kv <= q"),
-        (NEAR, None, None, NEAR),
+        ("kv <= q + 1", "kv < q + 2", None, None, None),
+        ("keep[b, kv]", None, None, "keep[b, kv]", None),
+        ("ids[b, q] > 0", None, "ids[b, q] > 0", None, None),
+        ("kv % 2 <= q or keep[b, kv] or w > 3", None, "w > 3", "keep[b, kv]", "kv % 2 <= q"),
+        ("w > 3 and (kv <= q and q > 2)", "kv < q + 1 and w > 3 and q > 2", None, None, None),
+        ("q < 4 and (kv <= q or keep[b, kv])", None, "q < 4", None, "keep[b, kv] or kv <= q"),
+        ("kv > q - 5 and keep[b, kv]", "not kv < max(q, -1) - 4", None, "keep[b, kv]", None),
+        ("kv <= q and (q < 4 or keep[b, kv])", "kv < q + 1", "q < 4", "keep[b, kv]", None),
+        (NEAR, None, None, None, NEAR),
     ],
 )
-def test_terms(mask: str, of_row: str | None, of_key: str | None, pair: str | None) -> None:
+def test_terms(
+    mask: str, bounds: str | None, of_row: str | None, of_key: str | None, pair: str | None
+) -> None:
     parts = parts_of(mask)
-    assert (shown(parts.of_row), shown(parts.of_key), shown(parts.pair)) == (of_row, of_key, pair)
+    found = (parts.bounds, parts.of_row, parts.of_key, parts.pair)
+    assert tuple(map(shown, found)) == (bounds, of_row, of_key, pair)
 
 
 @pytest.mark.parametrize(
     ("mask", "rows", "keys"),
     [
         ("causal and document(doc)", ["doc[b, qpos]"], ["doc[b, kv]"]),
-        ("kv <= q + 1 - w", [], []),
-        (NEAR, ["q // 5"], ["kv // 5"]),
+        ("kv % 2 <= q + 1 - w", [], ["kv % 2"]),
+        (NEAR, ["q % 5"], ["kv % 5"]),
         # Comparing a part costs no more than a part of its own would.
-        ("kv < q or (q // 4 == kv // 4 and q // 4 < 2)", ["q // 4"], ["kv // 4"]),
+        ("kv < q or (q % 4 == kv % 4 and q % 4 < 2)", ["q % 4"], ["kv % 4"]),
         # The read depends on both, its indices do not.
         ("table[q // 4, kv // 4]", ["q // 4"], ["kv // 4"]),
         ("kv == q or (keep[b, kv] and kv < q)", [], ["keep[b, kv]"]),
@@ -74,8 +80,11 @@ def test_parts(mask: str, rows: list[str], keys: list[str]) -> None:
 def test_what_depends_on_the_head_alone() -> None:
     parts = parts_of("kv <= qpos or kv < plen[b]")
     assert [print_expr(e) for e in parts.fixed] == ["plen[b]"]
-    assert shown(parts.of_key) == "kv < plen[b]"
-    assert shown(parts.whole.pair) == shown(parts.mask)
+    assert shown(parts.bounds) == "kv < max(qpos + 1, plen[b])"
+    assert parts.rest is None
+    parts = parts_of("kv % 2 == 0 and kv + ids[b, q] < plen[b] * 3")
+    assert [print_expr(e) for e in parts.fixed] == ["plen[b] * 3"]
+    assert shown(parts.whole.pair) == shown(parts.rest)
     assert parts.whole.cost > parts.cost
 
 
@@ -110,14 +119,19 @@ def test_sums_and_products_of_data_wrap_around() -> None:
 def test_what_an_equality_makes_shorter() -> None:
     mask = "doc[b, q] == doc[b, kv] and q - plen[doc[b, q]] >= kv - plen[doc[b, kv]]"
     parts = parts_of(mask)
-    assert shown(parts.pair) == "q >= kv and doc[b, q] == doc[b, kv]"
+    assert shown(parts.bounds) == "kv < q + 1"
+    assert shown(parts.pair) == "doc[b, q] == doc[b, kv]"
 
 
 def test_text() -> None:
     attention = build("causal and document(doc)")
     text = print_mask(attention, parts_of("causal and document(doc)"), 0)
     assert text.pair is not None
-    assert text.pair.text == "(at.kv <= at.qpos) & (row.r0 == key.k0)"
+    assert text.pair.text == "row.r0 == key.k0"
+    assert text.bounds is not None
+    assert text.bounds.text == (
+        "keys_before(ag_min(at.qpos + 1, kv_end), kv0) & (at.qpos >= 0 ? ~0u : 0)"
+    )
     assert [part.c_type for part in (*text.rows, *text.keys)] == ["int", "int"]
 
 
@@ -146,10 +160,9 @@ def in_parts(parts: MaskParts, at: dict[str, Any], tensors: dict[str, Any]) -> A
     terms = [value(parts.of_row, rows), value(parts.of_key, keys), value(parts.pair, at)]
     join = np.logical_or if parts.op is LogicalOp.OR else np.logical_and
     found = [x for x in terms if x is not None]
-    result = found[0]
-    for x in found[1:]:
-        result = join(result, x)
-    return result
+    rest = reduce(join, found) if found else True
+    bounds = True if parts.bounds is None else value(parts.bounds, at)
+    return np.logical_and(bounds, rest)
 
 
 @settings(max_examples=150)

@@ -32,7 +32,12 @@ ELSEWHERE = {"ag_copy_arrive"}
 
 @pytest.mark.parametrize(
     ("file", "some"),
-    [("mma.cuh", {"ag_mma", "ag_store16"}), ("staged.cuh", {"ag_copy_async4", "ag_shared_load"})],
+    [
+        ("mma.cuh", {"ag_mma", "ag_store16"}),
+        ("reads.cuh", {"ag_load_if"}),
+        ("copies.cuh", {"ag_copy_async16"}),
+        ("staged.cuh", {"ag_copy_async4", "ag_shared_load"}),
+    ],
 )
 def test_every_function_has_a_host_version(file: str, some: set[str]) -> None:
     pattern = r"^(?:template <[^<>]*> )?AG_DEVICE [\w ]+?(ag_\w+)(?:<\w+>)?\("

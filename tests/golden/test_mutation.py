@@ -82,6 +82,12 @@ def test_equal_lines_are_one_mutant_only_at_the_same_place_of_a_function() -> No
     ]
 
 
+def test_what_is_explained_is_a_line_of_a_golden() -> None:
+    texts = [golden.path.read_text(encoding="utf-8") for golden in GOLDENS]
+    for piece, _ in mutation.EXPLAINED:
+        assert any(piece in text for text in texts), piece
+
+
 def a_key(after: str) -> Key:
     return Key("AG_DEVICE void f", 1, "a = 1 + 2;", 5, "1", after)
 
@@ -197,6 +203,11 @@ HOLES = {
         ("AG_DEVICE void clear_dead_values", "key += 32", "1"),  # leaves out the first key
         ("AG_DEVICE void clear_dead_values", "key += 32", "33"),  # leaves out the 33rd key
         ("AG_DEVICE int next_group", "first += 32 * kGroupKv", "33"),  # leaves out a group
+    ),
+    "pointed": (
+        ("AG_DEVICE int next_group", "ag_min(kGroupKv, end - group.kv_first) - 1;", "2"),
+        ("AG_DEVICE int next_group", "lane() * kGroupKv < left;", "<="),  # a group behind the last
+        ("AG_DEVICE void list_key_tiles", "end - first > kThreads * kTileKv", ">="),
     ),
     "small_blocks": (("AG_DEVICE void find_box0", "left = 64", "65"),),
 }

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+import attngen
 from attngen.cpu.build import build_library
 from tests.analysis.masks import DATA, FAR, make_far
 
@@ -80,3 +81,25 @@ def test_a_sum_that_a_mask_skips_may_leave_64_bits(
     problem = make_problem(SIZES[1], is_wide=False)
     problem.tensors["far"][:, ::3] = 2**63 - 1
     check(SKIPPED, kernel, rendered, library, problem)
+
+
+EMPTY = """attention a {
+    tensor never : bool[Skv]
+    tensor none : int32[N]
+    mask kv <= q or never[kv] and none[(q + kv) % 3] == 0
+    output o, lse
+}
+"""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_nothing_is_read_of_an_empty_tensor(family: str, host_compiler: None) -> None:
+    schedule, arch = FAMILIES[family]
+    kernel = attngen.compile_text(EMPTY, engine="cpu", arch=arch, schedule=schedule)
+    q, k, v = np.random.default_rng(4).standard_normal((3, 1, 1, 40, 16)).astype(np.float16)
+    tensors = {"never": np.zeros(40, bool), "none": np.zeros(0, np.int32)}
+    assert "ag_load_if(args.t_none" in kernel.render(arch, dtype="fp16", head_dim=16).source
+    right = attngen.reference(kernel.unit, q, k, v, tensors=tensors)
+    o, lse = kernel(q, k, v, **tensors)
+    assert right.accepts_o(o).all()
+    assert right.accepts_lse(lse).all()

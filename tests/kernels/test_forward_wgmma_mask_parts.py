@@ -17,6 +17,12 @@ from .test_forward_mma_mask_parts import MASKS
 from .test_forward_mma_masks import Problem, check, compile_mask
 
 TILES = ("kv = 128", "kv = 112", "kv = 16")  # whole groups of 32 keys, half a one behind, one alone
+READS = (
+    # a read of both, beside what rows and keys say alone, with parts of either
+    "kv < 40 or table[q // 4, kv // 4]",
+    "ids[b, q] > 1 and keep[b, kv] and table[q // 4, kv // 4]",
+    "keep[b, kv] or ids[b, q] > 2 or kv <= q and table[(doc[b, kv] + q) % 5, ids[b, q]]",
+)
 SIZES = ((150, 140, True), (37, 300, False), (1, 70, False))
 
 
@@ -39,6 +45,14 @@ def test_parts(tiles: str, tmp_path: Path, host_compiler: None) -> None:
     assert "struct Attending" in texts[-1]  # it reads for each pair: found before the products
     assert all("struct Attending" not in text for text in texts[:-1])
     assert all("struct Parts" in text for text in texts[:4])
+
+
+@pytest.mark.parametrize("tiles", TILES)
+def test_pairs_that_read_are_found_row_by_row(
+    tiles: str, tmp_path: Path, host_compiler: None
+) -> None:
+    texts = check_all(READS, tiles, tmp_path)
+    assert all("attends[n][word]" in text for text in texts)
 
 
 @settings(max_examples=1, phases=[Phase.generate], suppress_health_check=list(HealthCheck))

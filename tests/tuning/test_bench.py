@@ -73,6 +73,20 @@ def test_what_cannot_be_captured_is_started_each_time(bench_of: Any) -> None:
     assert bench.mode == "events"
 
 
+def test_other_calls_take_the_place_of_the_first_and_what_is_loaded_stays(bench_of: Any) -> None:
+    subject = subject_of()
+    bench, driver = bench_of(subject, (call_of(40),))
+    bench.check("it")
+    bench.sample("it", 1)
+    longer, small = call_of(64, B=2), call_of(37, H=1)
+    bench.open([make_exam(subject, call) for call in (longer, small)])
+    assert 0 < bench.check("it").bound_ratio <= 1
+    before = driver.started
+    assert 0 < bench.check("it", 1).bound_ratio <= 1
+    assert driver.started - before == 1  # the second exam alone
+    assert bench.sample("it", 3) == 1.0
+
+
 @pytest.mark.parametrize("harm", ["wrong", "wrong on ragged", "half of the rows", "nothing"])
 def test_a_gpu_finds_what_is_wrong(bench_of: Any, harm: str) -> None:
     bench, _ = bench_of(subject_of(), (call_of(64), call_of(37, H=1)), harm=harm)
@@ -123,6 +137,24 @@ def test_a_judge_wants_every_element_and_no_nan() -> None:
         broken[0, 1, 3, 4] = value
         with pytest.raises(WrongError, match=words):
             judge(broken, exam)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_judge_finds_both_kinds_of_nan_and_passes_infinity_on(dtype: str, sign: int) -> None:
+    import ml_dtypes
+
+    types = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16, "fp32": np.float32}
+    exam, _ = exams_of(subject_of(dtype=dtype), call_of(8))
+    found = exam.o.astype(np.float32).astype(types[dtype])
+    assert judge(found, exam).bound_ratio <= 1
+    for value, words in ((np.nan, "1 of 256 elements"), (np.inf, "as far off")):
+        broken = found.copy()
+        broken[0, 1, 3, 4] = np.copysign(np.float32(value), sign)
+        with pytest.raises(WrongError, match=words):
+            judge(broken, exam)
+    turned = np.ascontiguousarray(found.swapaxes(1, 2)).swapaxes(1, 2)
+    assert judge(turned, exam).bound_ratio <= 1
 
 
 def test_ragged_lengths_are_short_and_keep_the_ratio_of_heads() -> None:

@@ -60,10 +60,10 @@ def test_a_line_says_the_record(record: Record) -> None:
 
 def test_the_line_of_a_record() -> None:
     """What is in files stays readable: this text may only change with SCHEMA."""
-    assert RECORD.id == "b7c6cbc6b5320b7d"
+    assert RECORD.id == "2aa40742ef93c5ee"
     assert list(json.loads(RECORD.line())) == [
-        "checked", "device", "environment", "id", "op", "problem", "provenance", "resources",
-        "sass", "schedule", "schema", "times",
+        "checked", "default", "device", "environment", "id", "op", "problem", "provenance",
+        "resources", "sass", "schedule", "schema", "source", "times",
     ]  # fmt: skip
 
 
@@ -115,7 +115,8 @@ def test_lines_of_another_version_are_foreign() -> None:
     ("path", "value"),
     [
         ("op", ...), ("extra", 1), ("op", "x" * 64), ("op", "../" * 20), ("op", "A" * 64),
-        ("sass", None), ("sass", "0" * 63), ("id", "0" * 16), ("id", 12),
+        ("sass", None), ("sass", "0" * 63), ("source", "x" * 64), ("id", "0" * 16),
+        ("id", 12), ("default", 1), ("default", None),
         ("device", "h200"), ("device", "../../etc"), ("device", ["sm_90a"]),
         ("problem", []), ("problem.group", 0), ("problem.group", 1.0), ("problem.group", True),
         ("problem.dtype", "int8"), ("problem.dtype", ["bf16"]), ("problem.head_dims", [128]),

@@ -10,6 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from attngen.ir.schedule import Schedule
+from attngen.tuning import report
 from attngen.tuning.cost_model import CostModel
 from attngen.tuning.report import Section, draw_bars, draw_roof, draw_scatter, render_page
 from attngen.tuning.search import Findings
@@ -87,3 +89,12 @@ def test_a_search_without_a_time_still_has_a_page(found: Findings) -> None:
     page = page_of(replace(found, measured=(), is_interrupted=True))
     assert "Nothing was timed." in page
     assert "<svg" not in page
+
+
+def test_the_longest_label_has_room() -> None:
+    longest = Schedule(
+        kernel="forward_wgmma", tile_q=128, tile_kv=160, stages=2, warps=12,
+        late_values=48, early_weights=160, late_keys=False,
+    )  # fmt: skip
+    wide = 6.8  # pixels of a character, in a wide font of 12
+    assert wide * len(describe(longest)) < report._LABEL

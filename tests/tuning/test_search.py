@@ -293,7 +293,7 @@ def test_who_compiles_for_too_long_is_left_behind() -> None:
     simulation.build = build_slowly  # type: ignore[method-assign]
     simulation._build_s = 0.0
     try:
-        found = search(simulation, Plan(most=18, beside=0, budget_s=0.6, compilers=30))
+        found = search(simulation, Plan(most=18, beside=0, budget_s=2.0, compilers=30))
     finally:
         is_over.set()
     left = {d.schedule.tile_kv for d in found.discarded if d.stage is Stage.BUDGET}

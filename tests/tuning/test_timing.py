@@ -6,6 +6,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final
 
 import pytest
@@ -104,6 +105,24 @@ def test_a_disturbed_sample_puts_nobody_out() -> None:
     # The first sample of b, the fourth of all, falls into a moment when everything takes thrice.
     timer = SimulatedTimer({"a": always(1.0), "b": lambda n: 3.0 if n == 4 else 0.9})
     assert run(timer).leader == "b"
+
+
+def test_the_hopeless_drop_out_after_two_launches() -> None:
+    laws = {"best": always(1.0), "slow": always(1.6), "fair": always(1.4), "default": always(9.0)}
+    timer = SimulatedTimer(laws)
+    race = run(timer, replace(PLAN, hopeless=1.5), reference="default")
+    assert race.outs["slow"] == "beaten in its first launches: 1.60 times the fastest"
+    assert race.firsts == {"slow": 1.6}
+    assert race.outs["fair"].startswith("beaten after")
+    assert race.running == ("best", "default")
+    assert [name for name, _ in timer.log].count("slow") == 2
+
+
+def test_a_disturbed_launch_is_not_hopeless() -> None:
+    timer = SimulatedTimer({"a": always(1.0), "b": lambda n: 3.0 if n == 3 else 0.9})
+    race = run(timer, replace(PLAN, hopeless=1.5))
+    assert race.leader == "b"
+    assert race.firsts == {}
 
 
 def test_a_candidate_that_degrades_loses_its_lead() -> None:

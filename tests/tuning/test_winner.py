@@ -57,8 +57,12 @@ def used(**resources: int) -> Resources:
          make_record(402.0, SLOW, resources=used())),
         (make_record(400.0, SLOW, resources=used()), make_record(402.0, FAST, resources=used())),
         (make_record(410.0, FAST, resources=used()), make_record(400.0, SLOW)),
+        (make_record(400.0, FAST, resources=used()),
+         make_record(403.0, SLOW, is_default=True, resources=used(spill_bytes=8))),
+        (make_record(405.0, FAST, is_default=True, resources=used()), make_record(400.0, SLOW)),
     ],
-    ids=["fewest spills", "least shared memory", "smallest tile", "fastest, beyond the band"],
+    ids=["fewest spills", "least shared memory", "smallest tile", "fastest, beyond the band",
+         "the default", "faster than the default, beyond the band"],
 )  # fmt: skip
 def test_the_order_among_candidates(worse: Record, better: Record) -> None:
     assert find_winner([worse, better]) == find_winner([better, worse]) == better

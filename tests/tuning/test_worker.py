@@ -77,6 +77,21 @@ def test_a_process_that_is_killed_between_samples_is_replaced() -> None:
         assert worker.restarts == 1
 
 
+def test_other_calls_of_one_attention_need_no_other_process() -> None:
+    subject = subject_of()
+    builder = BrokenBuilder(subject, {BROKEN: BREAKS["wrong on ragged"]})
+    with Worker(HostBench, lambda: exams_of(subject, call_of()), PATIENCE) as worker:
+        worker.check("good", builder.build(GOOD))
+        process = worker._process
+        worker.reopen(lambda: exams_of(subject, call_of(96, B=2)))
+        assert worker._process is process
+        assert worker.sample("good", 1) > 0
+        assert worker.check("good", builder.build(GOOD)).bound_ratio <= 1
+        with pytest.raises(LostError, match="as far off as is allowed"):
+            worker.check("broken", builder.build(BROKEN), 1)
+        assert worker.restarts == 0
+
+
 class NoDevice:
     """A bench that cannot be opened."""
 
