@@ -30,6 +30,7 @@ from attngen.codegen.mask_parts import (
 from attngen.codegen.mask_text import print_mask
 from attngen.codegen.render import render
 from attngen.codegen.score_parts import cost_of_pair
+<<<<<<< HEAD
 from attngen.codegen.score_text import print_scores
 from attngen.codegen.staged_reads import (
     Pattern,
@@ -39,6 +40,10 @@ from attngen.codegen.staged_reads import (
     find_tile_nodes,
     staged_bytes,
 )
+=======
+from attngen.codegen.score_text import ScoreText, print_scores
+from attngen.codegen.staged_reads import StagedRead, choose_staged, find_tile_nodes, staged_bytes
+>>>>>>> scores
 from attngen.codegen.tiles import TileFormulas, pair_by_pair, tile_formulas
 from attngen.ir.attention import Attention
 from attngen.ir.expr import Expr, Load, Symbol
@@ -88,6 +93,8 @@ _COPY_BYTES: Final = 16
 _BARRIER: Final = 8
 _STAGES: Final = 2
 _SHARED_BYTES: Final = sm_90a.TARGET.shared_bytes_per_block  # no other target has wgmma
+_MARGIN: Final = 8.0
+"""Powers of two that `margin` is, so that a row's maximum seldom rises past it."""
 _PIECES: Final = 4
 """Pieces of lists on their way: what is being worked on, and enough ahead of it."""
 _PIECE_BYTES: Final = 48
@@ -197,6 +204,7 @@ class Context(ForwardContext):
     folds_scale: bool
     shifts_weights: bool
     lowers_weights: bool
+    margin: str
     takes_parts: bool
     takes_rows: bool
     reads_parts: bool
@@ -426,6 +434,7 @@ class ForwardWgmma:
             folds_scale=folds_scale(attention),
             shifts_weights=shifts_weights,
             lowers_weights=attention.dtype.weight_scale > 1.0,
+            margin=_margin(attention, scores),
             takes_parts=takes_parts,
             takes_rows=parts is not None and parts.reads and is_dear_per_pair(attention),
             reads_parts=parts is not None and _reads(*_ahead_of_pairs(parts)),
@@ -438,6 +447,19 @@ class ForwardWgmma:
             output=printer.print_row_formula(state.output, names),
             lse="" if state.lse is None else printer.print_row_formula(state.lse, names),
         )
+
+
+def _margin(attention: Attention, scores: ScoreText) -> str:
+    """How far above a row's maximum the number lies that its scores are relative to, in units of
+    the score; empty where it is the maximum, which only a polynomial's question makes worth it.
+
+    Weights of fp16 have no room for it.
+    """
+    assert attention.dtype is not None
+    has_room = attention.dtype.weight_scale == 1.0 and "row_max" not in attention.outputs
+    if scores.near is None or scores.unit is None or not has_room:
+        return ""
+    return float_literal(_MARGIN / (scores.unit.unit * math.log2(math.e)))
 
 
 # ---- what it takes -------------------------------------------------------------------------
