@@ -30,8 +30,7 @@ from attngen.codegen.mask_parts import (
 from attngen.codegen.mask_text import print_mask
 from attngen.codegen.render import render
 from attngen.codegen.score_parts import cost_of_pair
-<<<<<<< HEAD
-from attngen.codegen.score_text import print_scores
+from attngen.codegen.score_text import ScoreText, print_scores
 from attngen.codegen.staged_reads import (
     Pattern,
     StagedRead,
@@ -40,10 +39,6 @@ from attngen.codegen.staged_reads import (
     find_tile_nodes,
     staged_bytes,
 )
-=======
-from attngen.codegen.score_text import ScoreText, print_scores
-from attngen.codegen.staged_reads import StagedRead, choose_staged, find_tile_nodes, staged_bytes
->>>>>>> scores
 from attngen.codegen.tiles import TileFormulas, pair_by_pair, tile_formulas
 from attngen.ir.attention import Attention
 from attngen.ir.expr import Expr, Load, Symbol
