@@ -617,7 +617,8 @@ def _split_registers(attention: Attention, tile: _Tile) -> tuple[int, int]:
         return serving, computing
     wanted = -(-(_registers(attention, tile) + _SPARE_REGISTERS) // 8) * 8
     together = serving + 2 * computing
-    serving = max(_LEAST_LISTING, min(_MOST_LISTING, together - 2 * wanted))
+    least = _MOST_LISTING if _staged(attention, tile) else _LEAST_LISTING
+    serving = max(least, min(_MOST_LISTING, together - 2 * wanted))
     return serving, (together - serving) // 2
 
 

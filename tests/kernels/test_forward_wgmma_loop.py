@@ -21,6 +21,8 @@ MOST_BESIDE = 190
 
 MORE_PER_SCORE = {"alibi": 3, "alphafold": 1, "mla_prefill": 2, "sigmoid": 3, "t5": 1}
 """Beyond one for scale and maximum, power, sum, maximum: what score lines and weights add."""
+MORE_PER_STEP = {"t5": 3}
+"""What keys say is read ahead of the products where a tile is not full: one more branch."""
 
 
 @pytest.mark.parametrize("golden", WGMMA, ids=lambda golden: golden.name)
@@ -44,7 +46,8 @@ def test_a_step_has_its_products_and_few_instructions_more(golden: Golden, tmp_p
     scores, acc = keys // 2, v // 2  # of a thread
     more = next((n for name, n in MORE_PER_SCORE.items() if golden.name.startswith(name)), 0)
     arithmetic = scores * (4 + more) + scores // 2 + acc + found["HGMMA"]
-    assert len(loop) <= arithmetic + MOST_BESIDE, found.most_common(12)
+    beside = next((n for name, n in MORE_PER_STEP.items() if golden.name.startswith(name)), 0)
+    assert len(loop) <= arithmetic + MOST_BESIDE + beside, found.most_common(12)
 
 
 def _count(code: tuple[Instruction, ...], places: tuple[int, ...], name: str) -> int:
