@@ -2,9 +2,13 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+# PyTorch's CPU build, 200 MB, for the tests that compare with PyTorch.  `+cpu` is in its name, so that pip never
+# takes the build for GPUs, of several GB, in its place.  `make test TORCH=` does without.
+TORCH  ?= torch==2.13.0+cpu
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu lint types update-data goldens tuned bench bench-gpu clean
+.PHONY: help demo torch test test-gpu lint types update-data goldens tuned bench bench-gpu clean
 
 help:  ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -23,7 +27,15 @@ demo: $(VENV)/ready  ## From a mask in a text file to CUDA, run and proved on th
 	$(BIN)/attngen compile examples/gemma2_local.attn --arch sm_80,sm_90a -o build/demo
 	$(BIN)/attngen run examples/gemma2_local.attn --device cpu
 
-test: $(VENV)/ready lint types  ## Everything that needs no GPU
+# Nothing depends on it: without a network, or a wheel for this machine, those tests are skipped.
+torch: $(VENV)/ready
+	@$(BIN)/python -c 'import sys; from importlib.util import find_spec as f; sys.exit(not (f("torch") and f("attn_gym") and f("transformers")))' \
+	 || { test -n '$(TORCH)' && echo 'installing $(TORCH) for the tests that compare with PyTorch (make test TORCH= does without)' \
+	  && $(BIN)/pip install --quiet --no-compile --no-deps --retries 1 --timeout 15 --extra-index-url $(TORCH_INDEX) '$(TORCH)' 2>$(VENV)/torch.log \
+	  && $(BIN)/pip install --quiet --no-compile '$(TORCH)' --group flex 2>>$(VENV)/torch.log; } \
+	 || echo 'the tests that compare with PyTorch will be skipped: no $(or $(TORCH),PyTorch) here'
+
+test: $(VENV)/ready lint types torch  ## Everything that needs no GPU
 	$(BIN)/pytest -n auto
 
 test-gpu: $(VENV)/ready  ## What needs a GPU (skips with a reason where there is none)

@@ -155,13 +155,13 @@ class _Compiled:
         self.rendered = rendered
         self.module = module
         self.loaded: set[int] = set()  # indices of GPUs
-        self.library: Path | None = None
+        self.libraries: dict[int, Path] = {}  # for the CPU, by how much they are optimised
         self.lock = threading.Lock()
 
     @property
     def is_ready(self) -> bool:
         """Whether the compiler has run, where there is a text for it."""
-        return self.rendered is None or self.module is not None or self.library is not None
+        return self.rendered is None or self.module is not None or bool(self.libraries)
 
 
 @final
@@ -294,7 +294,7 @@ class Kernel:
         tensors, params = split_arguments(self.attention, named)
         binding, device = self._bind(q, k, v, tensors, params, layout, q_range, kv_range, (Sq, Skv))
         compiled = self._specialise_for(binding, device)
-        self._make_ready(compiled, device, like=q)
+        self._make_ready(compiled, device, binding, like=q)
         rows = binding.sizes["B"], binding.sizes["Hq"], binding.rows[1] - binding.rows[0]
         state = _State.allocate(rows, binding.sizes["Dv"], q)
         written = state.arrays
@@ -397,7 +397,7 @@ class Kernel:
             reason = "it waits for the launch, which would break the capture of a graph"
             raise AttnError(ReservedArgument(None, "check=True", reason))
         compiled = self._specialise_for(binding, device, is_checked=check)
-        self._make_ready(compiled, device, like=q)
+        self._make_ready(compiled, device, binding, like=q)
         is_ahead = _may_launch_ahead(compiled.program, device, like=q)
         workspaces = due_workspaces(compiled.program, binding, with_ahead=is_ahead)
         new = {
@@ -716,17 +716,24 @@ class Kernel:
             found = self._targets[device.index] = _target_of_gpu(device.index)
         return found
 
-    def _make_ready(self, compiled: _Compiled, device: Device, like: Array = None) -> None:
+    def _make_ready(
+        self,
+        compiled: _Compiled,
+        device: Device,
+        binding: Binding | None = None,
+        like: Array = None,
+    ) -> None:
         """Build and load what a run on a device needs, before anything is allocated for it.
 
-        `like` is an array of the call whose stream must not be capturing a graph.
+        Without a binding it is for calls of any size.  `like` is an array of the call, whose stream
+        must not be capturing a graph.
 
         Errors:  A613 when it is.
         """
         if compiled.rendered is None or (like is not None and device.index in compiled.loaded):
             return
         if device.kind == "cpu":
-            self._library(compiled)
+            self._library(compiled, binding)
             return
         if like is not None and _is_capturing(device, like):
             raise AttnError(NotPrepared(None, compiled.rendered.launch.kernel, str(device)))
@@ -754,7 +761,7 @@ class Kernel:
             )
         from attngen.engines.cpu_engine import run_on_host
 
-        run_on_host(compiled.rendered, binding, outputs, self._library(compiled))
+        run_on_host(compiled.rendered, binding, outputs, self._library(compiled, binding))
         return None
 
     def _runs_on_host(self) -> bool:
@@ -779,15 +786,20 @@ class Kernel:
             )
         return True
 
-    def _library(self, compiled: _Compiled) -> Path:
+    def _library(self, compiled: _Compiled, binding: Binding | None) -> Path:
+        """One that is there already and optimised enough, or a new one."""
         from attngen.cpu.build import build_library
+        from attngen.engines.cpu_engine import optimization_for
 
         assert compiled.rendered is not None
+        least = optimization_for(compiled.rendered, binding)
         with compiled.lock:
-            if compiled.library is None:
+            found = max(compiled.libraries, default=-1)
+            if found < least:
                 source, folder = compiled.rendered.source, options.host_cache_dir()
-                compiled.library = build_library(source, cache_dir=folder)
-        return compiled.library
+                library = build_library(source, cache_dir=folder, optimization=least)
+                compiled.libraries[least] = library
+            return compiled.libraries[max(found, least)]
 
     def _module(self, compiled: _Compiled) -> Any:
         if compiled.module is None:

@@ -25,7 +25,7 @@ import numpy as np
 import attngen
 from attngen import targets
 from attngen.backend.cubin import read_resources
-from attngen.backend.nvrtc import compile_cuda, spills_from_log
+from attngen.backend.nvrtc import Compiled, compile_cuda, spills_from_log
 from attngen.cli.guess import guess_sizes, make_tensor
 from attngen.compiler import Rendered, lower_program, render_lowered
 from attngen.ir.types import FLOATING
@@ -242,8 +242,13 @@ def digest(text: str) -> str:
 
 
 def measure(rendered: Rendered) -> dict[str, Any]:
-    """What the compiler gives a golden: registers, stack, spills, shared memory."""
+    """What the compiler gives a golden."""
     compiled = compile_cuda(rendered.source, name="golden.cu", target=rendered.target)
+    return resources_of(rendered, compiled)
+
+
+def resources_of(rendered: Rendered, compiled: Compiled) -> dict[str, Any]:
+    """Registers, stack, spills, shared memory."""
     kernel = rendered.launch.kernel
     resources = read_resources(compiled.binary)[kernel]
     spills = spills_from_log(compiled.log).get(kernel)

@@ -15,10 +15,26 @@ from attngen.cpu.tensor_map import encode_for_cpu
 from attngen.engines.outputs import Outputs, argument_values, due_launches, reach
 from attngen.ir.program import TICKETS
 
-__all__ = ["MULTIPROCESSORS", "run_on_host"]
+__all__ = ["MULTIPROCESSORS", "optimization_for", "run_on_host"]
 
 MULTIPROCESSORS: Final = 2
 """Blocks of a persistent kernel: so few that each walks several tiles."""
+
+_QUICK_PRODUCTS: Final = 2**30
+"""Multiplications of a call up to which the compiler need not optimise: its one or two seconds less
+are more than the call then takes longer.  Counted on the tensor cores, where a step does many."""
+_QUICK_PRODUCTS_SIMT: Final = 2**26
+
+
+def optimization_for(rendered: Rendered, binding: Binding | None) -> int:
+    """0 or 1, of `build_library`; 1 where the call is not known."""
+    if binding is None:
+        return 1
+    (row, row_end), (key, key_end) = binding.rows, binding.keys
+    B, Hq, Dqk, Dv = (binding.sizes[n] for n in ("B", "Hq", "Dqk", "Dv"))
+    products = B * Hq * (row_end - row) * (key_end - key) * (Dqk + Dv)
+    is_simt = rendered.launch.family == "forward_simt"
+    return int(products > (_QUICK_PRODUCTS_SIMT if is_simt else _QUICK_PRODUCTS))
 
 
 def run_on_host(

@@ -82,7 +82,8 @@ class HostBuilder:
         from attngen.cpu.build import build_library
 
         rendered = _render(self._subject, schedule)
-        library = build_library(rendered.source, cache_dir=options.host_cache_dir())
+        folder = options.host_cache_dir()
+        library = build_library(rendered.source, cache_dir=folder, optimization=0)
         resources = Resources(registers=0, spill_bytes=0, shared_bytes=rendered.launch.shared_bytes)
         sass = sha256(library.read_bytes()).hexdigest()
         return Build(schedule, rendered, library, sass, resources, "cpu")
