@@ -259,7 +259,7 @@ def prune_folder(folder: Path | None, keep: int, stale: bool, dry_run: bool) -> 
 
 
 def _to_prune(records: Sequence[Record], keep: int) -> Iterator[Record]:
-    for _, alike in _problems(records):
+    for _, alike in _by_place(records):
         tied = {record.id for record in find_tied(alike)}
         rest = sorted(
             (record for record in alike if record.id not in tied),

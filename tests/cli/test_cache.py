@@ -223,6 +223,14 @@ def test_prune_keeps_the_winner_and_what_is_tied(tmp_path: Path) -> None:
     assert ids(folder) == {r.id for r in tied}
 
 
+def test_prune_counts_each_operation_by_itself(tmp_path: Path) -> None:
+    """What is slow beside another operation may be the fastest of its own."""
+    fast, slow = make_record(100.0), replace(make_record(900.0), op="f" * 64)
+    folder = folder_of(tmp_path / "a", fast, slow)
+    run("cache", "prune", folder, "--keep", "1")
+    assert ids(folder) == {fast.id, slow.id}
+
+
 def test_prune_of_nothing_is_no_error(own: Path) -> None:
     result = run("cache", "prune")
     assert result.code == 0
