@@ -54,8 +54,11 @@ _ROW: Final = frozenset({"q", "qpos"})
 _KEY: Final = frozenset({"kv"})
 
 
-def condition_rows(classes: TileClasses) -> list[list[str]]:
-    """Both conditions as rows of a table: what they decide, and a line of the formula."""
+def condition_rows(classes: TileClasses, bounds: Expr | None = None) -> list[list[str]]:
+    """The conditions as rows of a table: what they decide, and a line of the formula.
+
+    bounds:  those of keys, of the mask (key_bounds.py).
+    """
     named: dict[str, Expr] = {}
     definitions: list[list[str]] = []
     for summary in classes.summaries:
@@ -66,7 +69,15 @@ def condition_rows(classes: TileClasses) -> list[list[str]]:
         named |= _ends_in_words(summary, text)
     rows = _condition("skip", "unless", classes.may, True, named)
     rows += _condition("full", "where", classes.all, False, named)
-    rows.append(["partial", "otherwise: the mask is evaluated pair by pair"])
+    of_row = [] if bounds is None else formula_lines(bounds)
+    if bounds is not None and classes.rest is not None:
+        rows += _condition("known", "where", classes.rest, False, named)
+        rows += _labelled("", ["there a row's keys are (forward_simt asks each pair)", *of_row])
+    if bounds is not None and classes.rest is None:
+        lines = ["otherwise: a row's keys are (forward_simt asks each pair)", *of_row]
+        rows += _labelled("partial", lines)
+    else:
+        rows.append(["partial", "otherwise: the mask is evaluated pair by pair"])
     if named:
         of = [
             what

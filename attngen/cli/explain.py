@@ -11,6 +11,7 @@ import click
 
 from attngen import targets
 from attngen.analysis.cubes import DECIDED_BY_THE_KERNEL
+from attngen.analysis.key_bounds import split_mask
 from attngen.analysis.key_ranges import derive_key_ranges
 from attngen.analysis.tile_classes import classify_tiles
 from attngen.analysis.tile_map import TileMap
@@ -337,7 +338,8 @@ def _say_tiles(problem: Problem, plans: list[_Plan], *, is_mapped: bool) -> Tile
     has_mask = attention.mask is not None
     always = [["full", "always: there is no mask"]]
     ranges = derive_key_ranges(attention)
-    _say_block("tiles", [*range_rows(ranges), *condition_rows(classes)] if has_mask else always)
+    conditions = condition_rows(classes, split_mask(attention).bounds)
+    _say_block("tiles", [*range_rows(ranges), *conditions] if has_mask else always)
     lost = [note for note in ranges.notes if not note.endswith(DECIDED_BY_THE_KERNEL)]
     for text in (*lost, *unknown_parts(attention, classes)):
         say(f"  note: {text}")

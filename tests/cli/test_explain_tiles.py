@@ -72,7 +72,8 @@ def test_conditions_of_a_causal_mask(causal: Path) -> None:
     assert _conditions(run("explain", causal, *QUICK)) == [
         "skip unless  kv_first <= qpos_last",
         "full where   kv_last <= qpos_first",
-        "partial      otherwise: the mask is evaluated pair by pair",
+        "partial      otherwise: a row's keys are (forward_simt asks each pair)",
+        "             kv < qpos + 1",
     ]
 
 
@@ -84,6 +85,13 @@ def test_what_is_read_along_rows_and_keys_has_a_minimum_and_a_maximum(documents:
         "             and min(doc[b, qpos]) <= max(doc[b, kv])",
     ]
     assert "             and min(doc[b, kv]) == max(doc[b, kv])" in lines
+    known = next(i for i, line in enumerate(lines) if line.startswith("known where"))
+    assert lines[known + 3 : -2] == [
+        "             there a row's keys are (forward_simt asks each pair)",
+        "             kv < qpos + 1",
+        "             and kv >= qpos - 31",
+    ]
+    assert lines[-2] == "partial      otherwise: the mask is evaluated pair by pair"
     assert lines[-1].strip() == "min, max: over the rows or keys of the tile"
 
 
