@@ -2,8 +2,8 @@
 shows.
 
 A golden has dead keys only before or behind all others, none has heads so few that more than 32
-groups of key tiles are cheap, none has keys that alone decide about a group of tiles, and a tile of
-one meets 25 blocks at most.
+groups of key tiles are cheap, none has keys that alone decide about a group of tiles, a tile of
+one meets 25 blocks at most, and none has more than 128 keys in a tile.
 """
 
 from __future__ import annotations
@@ -63,6 +63,19 @@ _POINTED = """attention pointed {
 """
 
 
+_WIDE = """attention wide {
+    heads     q = 1, kv = 1
+    mask      causal
+    output    o, lse
+}
+"""
+
+
+def problems_of_wide(witness: Witness) -> Iterator[Problem]:
+    """The last keys of the first tile, which a second word has, and then a second tile."""
+    yield make_problem(witness, 163, 163)
+
+
 def problems_of_kept_documents(witness: Witness) -> Iterator[Problem]:
     """One dead key in a tile: its first one, the 33rd, the last.  Then keys of which only the last
     three are seen, behind 32 groups of 32 tiles."""
@@ -110,6 +123,7 @@ def problems_of_small_blocks(witness: Witness) -> Iterator[Problem]:
 _SMALL = ("", "sm_80", "fp16", (16, 16))
 _SMALL_TILES = "kernel forward_mma; tile q = 16, kv = 64; warps 1; stages 1"
 _SMALLEST_TILES = "kernel forward_mma; tile q = 16, kv = 16; warps 1; stages 1"
+_WIDE_TILES = "kernel forward_mma; tile q = 16, kv = 160; warps 1; stages 1"
 
 WITNESSES = (
     Witness(
@@ -133,4 +147,5 @@ WITNESSES = (
         text=_SMALL_BLOCKS,
         problems=problems_of_small_blocks,
     ),
+    Witness("wide", *_SMALL, _WIDE_TILES, text=_WIDE, problems=problems_of_wide),
 )
