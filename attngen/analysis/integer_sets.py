@@ -73,7 +73,11 @@ class IntegerSets:
             hull = pairs.project_out(isl.dim_type.set, 0, 1).simple_hull().remove_divs()
             if hull.is_empty():
                 return [SetLimit(True, Linear(-1))]
-            return [found for c in hull.get_constraints() for found in text.limits(c)]
+            # islpy does not notice a budget that ends while it reads a number.
+            self._context.set_max_operations(0)
+            found = [limit for c in hull.get_constraints() for limit in text.limits(c)]
+            self._context.set_max_operations(self.most_operations)
+            return found
         except isl.Error:
             self.gave_up = True
             return []

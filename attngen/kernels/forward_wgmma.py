@@ -448,11 +448,14 @@ def _margin(attention: Attention, scores: ScoreText) -> str:
     """How far above a row's maximum the number lies that its scores are relative to, in units of
     the score; empty where it is the maximum, which only a polynomial's question makes worth it.
 
-    Weights of fp16 have no room for it.
+    That asks for the score of the largest |q.k|, so scores have to grow with q.k.  Weights of fp16
+    have no room for it.
     """
     assert attention.dtype is not None
     has_room = attention.dtype.weight_scale == 1.0 and "row_max" not in attention.outputs
     if scores.near is None or scores.unit is None or not has_room:
+        return ""
+    if scores.near.coefficients[0].startswith("-"):
         return ""
     return float_literal(_MARGIN / (scores.unit.unit * math.log2(math.e)))
 

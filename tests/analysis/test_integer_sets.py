@@ -145,3 +145,12 @@ def test_no_example_needs_isl(monkeypatch: pytest.MonkeyPatch) -> None:
     for attention in attentions:
         for derived in (derive_key_ranges(attention), derive_query_ranges(attention)):
             assert not any("taken one by one" in note for note in derived.notes), attention.name
+
+
+def test_a_budget_that_ends_while_a_number_is_read() -> None:
+    """islpy takes such a number for None, which is an error of another class."""
+    mask = (
+        "kv <= qpos + 30 and ((where(b == 0, (qpos - kv) < w, doc[b, kv] == ids[b, q])"
+        " and q % 3 != 1) and min(kv, 60 - kv) != (b - qpos * 2))"
+    )
+    derive_key_ranges(build(mask))
