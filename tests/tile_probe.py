@@ -62,6 +62,8 @@ def _kernel(tiles: TileFormulas) -> str:
         "answers[lane()] = draws.mixed(tile_may_attend(args, at, tile));",
         "answers[lane()] = draws.mixed(tile_attends_everywhere(args, at, tile));",
     ]
+    if tiles.rest is not None:
+        asks.append("answers[lane()] = draws.mixed(tile_attends_within_bounds(args, at, tile));")
     fills = []
     for s in (*tiles.row_summaries, *tiles.key_summaries):
         low, more = (2, 1) if s.most == "1" else (5, 3)  # truth values, or numbers
