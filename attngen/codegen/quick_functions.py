@@ -32,8 +32,9 @@ SHARE: Final = 2.0**-3
 """Of the rounding unit of the weights: what the short forms may cost."""
 
 LEFT_BESIDE_LSE: Final = 2.0**-16
-"""What they may cost where log-sum-exp is an output, whose bound is 2^-20 and more.  The bounds here
-are about 8 times the errors that are found: 2.4e-5 with softcap(s, 50.0), where lse errs by 3e-6."""
+"""What they may cost where log-sum-exp is an output, whose bound is 2^-20 and more.  The bounds of
+errors here are about 8 times what is found: softcap(s, 50.0) has 2.4e-5, and its lse errs by 3e-6.
+"""
 
 _LARGE: Final = 2.0**-40
 _SMALL: Final = _LARGE * 2.0**-26
