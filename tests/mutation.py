@@ -95,7 +95,7 @@ EXPLAINED = {
     ("key0_low[n] = 1;", "2"): "the first key's is at most 1",
     ("tile.key0_low = 0;", "1"): "whether a pair may attend is asked of the largest alone",
     ("int low = 1, high = 0;", "2"): "the first element is at most 1",
-    ("~keys_before(ag_max(at.qpos, -1) - 23", "2"): "before 0 there is no key",
+    ("~keys_before(ag_max(at.qpos, -1) - ", "2"): "before 0 there is no key",
     ("& (at.qpos >= 0 ? ~0u : 0)", "1"): "a row without keys has none before its limit either",
     ("KeyParts mine[(kTileKv + 31) / 32]", "32"): "one element more, which nobody uses",
 }

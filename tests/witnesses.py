@@ -3,7 +3,8 @@ shows.
 
 A golden has dead keys only before or behind all others, none has heads so few that more than 32
 groups of key tiles are cheap, none has keys that alone decide about a group of tiles, a tile of
-one meets 25 blocks at most, and none has more than 128 keys in a tile.
+one meets 25 blocks at most, none has more than 128 keys in a tile, and none with a limit of the
+head beside documents has a tile in which all pairs attend.
 """
 
 from __future__ import annotations
@@ -69,6 +70,24 @@ _WIDE = """attention wide {
     output    o, lse
 }
 """
+
+
+_LIMITED = """attention limited {
+    heads     q = 1, kv = 1
+    tensor    length : int32[B]
+    tensor    doc : int32[B, Skv]
+    mask      kv < length[b] and doc[b, qpos] == doc[b, kv]
+    output    o, lse
+}
+"""
+
+
+def problems_of_limited(witness: Witness) -> Iterator[Problem]:
+    """One document: a tile in which all pairs attend, and one that has keys behind the limit."""
+    problem = make_problem(witness, 20, 40)
+    problem.named["doc"][...] = 0
+    problem.named["length"][...] = 37
+    yield problem
 
 
 def problems_of_wide(witness: Witness) -> Iterator[Problem]:
@@ -147,5 +166,6 @@ WITNESSES = (
         text=_SMALL_BLOCKS,
         problems=problems_of_small_blocks,
     ),
+    Witness("limited", *_SMALL, _SMALLEST_TILES, text=_LIMITED, problems=problems_of_limited),
     Witness("wide", *_SMALL, _WIDE_TILES, text=_WIDE, problems=problems_of_wide),
 )

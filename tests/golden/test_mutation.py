@@ -210,6 +210,7 @@ HOLES = {
         ("AG_DEVICE void list_key_tiles", "end - first > kThreads * kTileKv", ">="),
     ),
     "small_blocks": (("AG_DEVICE void find_box0", "left = 64", "65"),),
+    "limited": (("AG_DEVICE void mask_scores", "kIsFull ? ~0u", "1u"),),
     "wide": (("", "constexpr int kWordKv", "129"),),  # the second word begins a key too late
 }
 """Mutants that no golden notices: a function, a piece of a line, what is put there."""
