@@ -123,7 +123,6 @@ class _Finder:
         self._symbols = compile_time_ranges(attention)
         self._varies: dict[int, frozenset[str]] = {}
         self._reads: dict[int, bool] = {}
-        self._kept: list[Expr] = []  # what was made here, so that no id comes twice
         self._note(mask)
 
     def varies(self, e: Expr) -> frozenset[str]:
@@ -138,7 +137,6 @@ class _Finder:
             self._varies[id(node)] = own.union(*(self._varies[id(c)] for c in below))
             reads_row = isinstance(node, Load) and bool(self._varies[id(node)])
             self._reads[id(node)] = reads_row or any(self._reads[id(c)] for c in below)
-            self._kept.append(node)
 
     # ---- truth values ----
 

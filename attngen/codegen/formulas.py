@@ -27,6 +27,7 @@ __all__ = [
     "formula",
     "is_inside",
     "let_formulas",
+    "line_of",
     "tensor_reads",
 ]
 
@@ -96,13 +97,13 @@ class TensorRead:
 def formula(printer: ExprPrinter, e: Expr, *, is_eager: bool = False) -> Formula:
     """An expression, with its line; `is_eager` as in `ExprPrinter.print`."""
     body = printer.print(e, is_eager=is_eager)
-    return Formula(body.variables, body.text, _line(e))
+    return Formula(body.variables, body.text, line_of(e))
 
 
 def fixed_formula(printer: ExprPrinter, e: Expr, *, is_eager: bool = False) -> FixedFormula:
     """An expression that is computed ahead; `is_eager` as in `ExprPrinter.print`."""
     body = printer.print(e, is_eager=is_eager)
-    return FixedFormula(body.c_type, Formula(body.variables, body.text, _line(e)))
+    return FixedFormula(body.c_type, Formula(body.variables, body.text, line_of(e)))
 
 
 def let_formulas(attention: Attention, printer: ExprPrinter) -> tuple[LetFormula, ...]:
@@ -128,7 +129,7 @@ def let_formulas(attention: Attention, printer: ExprPrinter) -> tuple[LetFormula
                 inlined=uses[node.name] < 2 or not called_lets(node),
                 variables=body.variables,
                 text=body.text,
-                line=_line(node),
+                line=line_of(node),
             )
     return tuple(lets.values())
 
@@ -192,5 +193,6 @@ def _declaration(tensor: Tensor) -> str:
     )
 
 
-def _line(e: Expr) -> int | None:
+def line_of(e: Expr) -> int | None:
+    """The line of the `.attn` text that an expression comes from."""
     return None if e.span is None else e.span.first.line

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import final
 
 from attngen.codegen.expr import Body, Emitted, ExprPrinter, Variable, member
-from attngen.codegen.formulas import FixedFormula, Formula, fixed_formula, formula
+from attngen.codegen.formulas import FixedFormula, Formula, fixed_formula, formula, line_of
 from attngen.codegen.mask_parts import MaskParts
 from attngen.ir.attention import Attention
 from attngen.ir.expr import Compare, Expr, Logical, LogicalOp, Not, Symbol
@@ -118,9 +118,5 @@ def _print_words(attention: Attention, bounds: Expr, given: Mapping[int, Emitted
     else:
         texts = ["keys_before(kv_end, kv0)", words(first)]
     texts += map(words, others)
-    line = None if attention.mask is None else _line(attention.mask)
+    line = None if attention.mask is None else line_of(attention.mask)
     return Formula(tuple(variables.values()), " & ".join(texts), line)
-
-
-def _line(e: Expr) -> int | None:
-    return None if e.span is None else e.span.first.line

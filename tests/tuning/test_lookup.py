@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import timeit
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -162,12 +161,3 @@ def test_an_answer_is_remembered_until_told_to_forget(tmp_path: Path) -> None:
     assert lookup.find(replace(question), lambda schedule: ()) is first
     lookup.forget()
     assert lookup.find(question, lambda schedule: ()).grade is Grade.EXACT
-
-
-def test_an_answer_that_is_known_takes_at_most_20_microseconds(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store.add(Contents(tuple(make_record(400.0 + i) for i in range(48))))
-    lookup, question = Lookup([store]), Question(OP, USUAL, H200, AUTO)
-    lookup.find(question, lambda schedule: ())
-    repeats = timeit.repeat(lambda: lookup.find(question, lambda schedule: ()), number=200)
-    assert min(repeats) / 200 < 20e-6
