@@ -201,12 +201,12 @@ def _wrapped(node: Expr, found: Interval) -> Interval:
 
 
 def _keep_narrow(e: Expr) -> Expr:
-    """`kv < x - 5` as `kv < max(x, -1) - 5`, which is the same and stays within the bits of `x`."""
+    """`kv < x - 5` as `kv < max(x, 5) - 5`, which is the same and stays within the bits of `x`."""
     match e:
         case Compare(CompareOp.LT, Symbol("kv"), limit):
             match limit:
                 case Binary(BinaryOp.SUB, x, Const(int(c))) if c > 0:
-                    near = replace(limit, left=call("max", x, Const(-1)))
+                    near = replace(limit, left=call("max", x, Const(c)))
                 case _:
                     return e
             return replace(e, right=near)

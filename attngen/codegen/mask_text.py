@@ -110,13 +110,29 @@ def _print_words(attention: Attention, bounds: Expr, given: Mapping[int, Emitted
                 return f"({value(e).text} ? ~0u : 0)"
 
     is_and = isinstance(bounds, Logical) and bounds.op is LogicalOp.AND
-    first, *others = children(bounds) if is_and else (bounds,)
-    if isinstance(first, Compare) and isinstance(first.left, Symbol) and first.left.name == "kv":
+    terms = children(bounds) if is_and else (bounds,)
+    of_keys = [e for e in terms if _has_limit(e)]
+    of_row = [f"({value(e).text})" for e in terms if not _has_limit(e)]
+    first, *others = of_keys
+    if isinstance(first, Compare):
         limit = value(first.right)
         end = "kv_end" if limit.c_type == "int" else f"({limit.c_type})kv_end"
         texts = [f"keys_before(ag_min({limit.text}, {end}), kv0)"]
     else:
         texts = ["keys_before(kv_end, kv0)", words(first)]
-    texts += map(words, others)
+    text = " & ".join([*texts, *map(words, others)])
+    if of_row:
+        text = f"{' && '.join(of_row)} ? {text} : 0"
     line = None if attention.mask is None else line_of(attention.mask)
-    return Formula(tuple(variables.values()), " & ".join(texts), line)
+    return Formula(tuple(variables.values()), text, line)
+
+
+def _has_limit(bounds: Expr) -> bool:
+    """Whether it compares keys with a limit, and is not about the row alone."""
+    match bounds:
+        case Not() | Logical():
+            return any(map(_has_limit, children(bounds)))
+        case Compare(_, Symbol("kv"), _):
+            return True
+        case _:
+            return False

@@ -45,8 +45,10 @@ from attngen.kernels.base import (
 from attngen.kernels.tensor_cores import (
     CHEAP_SCORE,
     DTYPES,
+    bound_words,
     describe,
     folds_scale,
+    has_bounded_tiles,
     loop_reasons,
     problem_reasons,
     summarise_keys_ahead,
@@ -94,6 +96,8 @@ class Context(ForwardContext):
 
     mma: str
     tiles: TileFormulas
+    has_bounded: bool
+    bound_words: int
     shared: tuple[SharedArray, ...]
     warps: int
     stages: int
@@ -309,6 +313,7 @@ class ForwardMma:
         mask = None if parts is None else print_mask(attention, parts, len(scores.fixed))
         names = {"m": "m", "l": "l", "acc": "1.0f", "sink": "sink", "s": "s"}
         width_qk, width_v = _widths(attention)
+        tiles = pair_by_pair(attention) if is_checked else tile_formulas(attention)
         shared = forward_context(
             program,
             target,
@@ -323,7 +328,9 @@ class ForwardMma:
         return Context(
             **shared.values(),
             mma=resources.template_source("common/mma.cuh"),
-            tiles=pair_by_pair(attention) if is_checked else tile_formulas(attention),
+            tiles=tiles,
+            has_bounded=has_bounded_tiles(mask, tiles, scores),
+            bound_words=bound_words(schedule),
             shared=self.shared_arrays(attention, schedule),
             warps=tile.warps,
             stages=tile.stages,

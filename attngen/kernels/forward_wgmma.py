@@ -64,8 +64,10 @@ from attngen.kernels.base import (
 from attngen.kernels.tensor_cores import (
     CHEAP_SCORE,
     DTYPES,
+    bound_words,
     describe,
     folds_scale,
+    has_bounded_tiles,
     loop_reasons,
     problem_reasons,
     summarise_keys_ahead,
@@ -180,6 +182,9 @@ class Context(ForwardContext):
     wgmma: str
     product_element: str
     tiles: TileFormulas
+    has_bounded: bool
+    bound_words: int
+    piece_bytes: int
     shared: tuple[SharedArray, ...]
     groups: int
     queries: int
@@ -410,6 +415,9 @@ class ForwardWgmma:
             wgmma=resources.template_source("common/wgmma.cuh"),
             product_element=attention.dtype.name,
             tiles=tiles,
+            has_bounded=has_bounded_tiles(mask, tiles, scores),
+            bound_words=bound_words(schedule),
+            piece_bytes=_piece_bytes(attention),
             shared=self.shared_arrays(attention, schedule),
             groups=tile.groups,
             queries=_queries(attention, tile),
@@ -552,15 +560,20 @@ def _arrays(attention: Attention, tile: _Tile, queries: int) -> tuple[SharedArra
     for name, size, shape in blocks:
         placed.append(SharedArray(name, offset, size // _ELEMENT, size, shape))
         offset += size
-    split = split_mask(attention)
-    is_split = split.bounds is not None and bool(split.rest)
-    size = _PIECES * (_PIECE_BYTES + (_BOUNDED_BYTES if is_split else 0))
+    size = _PIECES * _piece_bytes(attention)
     placed.append(SharedArray("Pieces", offset, size, size, "[kPieces][kPieceBytes]"))
     offset += size
     for name, count, shape in _barriers(tile, queries, is_staged=staged > 0):
         placed.append(SharedArray(name, offset, count, _BARRIER * count, shape))
         offset += _BARRIER * count
     return tuple(placed)
+
+
+def _piece_bytes(attention: Attention) -> int:
+    """Of one piece, with a place for what is bounded where the mask leaves something to ask."""
+    split = split_mask(attention)
+    is_split = split.bounds is not None and bool(split.rest)
+    return _PIECE_BYTES + (_BOUNDED_BYTES if is_split else 0)
 
 
 def _staged(attention: Attention, tile: _Tile) -> tuple[StagedRead, ...]:
@@ -639,12 +652,14 @@ def _order(attention: Attention, tile: _Tile) -> StepOrder:
     parts, weights = tile.kv // 16, tile.kv // 2
     largest = max(head_dims(attention))
     is_dear = bool(attention.scores) or is_dear_per_pair(attention)
-    late = 0 if is_dear or largest > 128 or parts <= _LATE_PARTS + 1 else _LATE_PARTS
-    is_whole = is_dear or (attention.mask is None and 64 < largest <= 128)
+    is_middle = 64 < largest <= 128
+    is_masked = attention.mask is not None and not is_dear and is_middle
+    has_late = not (is_dear or is_masked or largest > 128 or parts <= _LATE_PARTS + 1)
+    is_whole = is_dear or (attention.mask is None and is_middle)
     return StepOrder(
-        early=parts - late,
+        early=parts - _LATE_PARTS if has_late else parts,
         ahead=weights if is_whole else parts // 2 * 8,
-        frees_key_late=is_dear or largest > 128,
+        frees_key_late=is_dear or is_masked or largest > 128,
     )
 
 

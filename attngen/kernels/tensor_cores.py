@@ -8,7 +8,9 @@ from typing import Final
 
 from attngen.analysis.ranges import compile_time_ranges, infer_ranges
 from attngen.codegen.forward_context import head_dims
-from attngen.codegen.tiles import find_key_sets
+from attngen.codegen.mask_text import MaskText
+from attngen.codegen.score_text import ScoreText
+from attngen.codegen.tiles import TileFormulas, find_key_sets
 from attngen.ir.attention import Attention
 from attngen.ir.program import (
     Axis,
@@ -28,8 +30,10 @@ from attngen.targets.base import Feature, Target
 __all__ = [
     "CHEAP_SCORE",
     "DTYPES",
+    "bound_words",
     "describe",
     "folds_scale",
+    "has_bounded_tiles",
     "loop_reasons",
     "problem_reasons",
     "summarise_keys_ahead",
@@ -43,6 +47,8 @@ CHEAP_SCORE: Final = 3
 _LARGEST_HEAD_DIM: Final = 256
 _MOST_AHEAD: Final = 128
 """Keys of a tile: a lane keeps a bit for each of its pairs in a row, in 32 bits."""
+_WORD_KEYS: Final = 128
+"""Keys of a tile of which a lane has 32, one bit of a word each."""
 _TILES_AT_ONCE: Final = 32
 """Key tiles that a warp classifies together, one a lane; so many are a group."""
 
@@ -137,3 +143,18 @@ def describe(schedule: Schedule) -> str:
         f" {schedule.normalize.value}; tile q = {schedule.tile_q}, kv = {schedule.tile_kv};"
         f" stages {schedule.stages}; warps {schedule.warps}"
     )
+
+
+def bound_words(schedule: Schedule) -> int:
+    """Words of one bit for each key of a lane in a tile."""
+    assert schedule.tile_kv is not None, "complete the schedule first"
+    return -(-schedule.tile_kv // _WORD_KEYS)
+
+
+def has_bounded_tiles(mask: MaskText | None, tiles: TileFormulas, scores: ScoreText) -> bool:
+    """Whether some tiles are a class of their own, in which bounds of keys alone decide.
+
+    A polynomial for scores near 0 leaves no room for a third kind of step.
+    """
+    has_rest = mask is not None and mask.bounds is not None and tiles.rest is not None
+    return has_rest and scores.near is None

@@ -45,7 +45,7 @@ NEAR = "abs(q % 5 - kv % 5) <= 1"
         ("kv % 2 <= q or keep[b, kv] or w > 3", None, "w > 3", "keep[b, kv]", "kv % 2 <= q"),
         ("w > 3 and (kv <= q and q > 2)", "kv < q + 1 and w > 3 and q > 2", None, None, None),
         ("q < 4 and (kv <= q or keep[b, kv])", None, "q < 4", None, "keep[b, kv] or kv <= q"),
-        ("kv > q - 5 and keep[b, kv]", "not kv < max(q, -1) - 4", None, "keep[b, kv]", None),
+        ("kv > q - 5 and keep[b, kv]", "not kv < max(q, 4) - 4", None, "keep[b, kv]", None),
         ("kv <= q and (q < 4 or keep[b, kv])", "kv < q + 1", "q < 4", "keep[b, kv]", None),
         (NEAR, None, None, None, NEAR),
     ],
@@ -130,7 +130,7 @@ def test_text() -> None:
     assert text.pair.text == "row.r0 == key.k0"
     assert text.bounds is not None
     assert text.bounds.text == (
-        "keys_before(ag_min(at.qpos + 1, kv_end), kv0) & (at.qpos >= 0 ? ~0u : 0)"
+        "(at.qpos >= 0) ? keys_before(ag_min(at.qpos + 1, kv_end), kv0) : 0"
     )
     assert [part.c_type for part in (*text.rows, *text.keys)] == ["int", "int"]
 

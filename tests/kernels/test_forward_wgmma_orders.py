@@ -66,12 +66,12 @@ def test_an_order_that_is_the_rule_s_own_is_the_rule() -> None:
         assert WGMMA.complete(attention, one, SM_90A) == one
     rule = Schedule(
         kernel="forward_wgmma", tile_q=128, tile_kv=128, stages=2,
-        late_values=48, early_weights=64, late_keys=False,
+        late_values=0, early_weights=64, late_keys=True,
     )  # fmt: skip
     complete = WGMMA.complete(attention, rule, SM_90A)
     assert not complete.has_order
-    part = WGMMA.complete(attention, Schedule(tile_kv=128, late_keys=True), SM_90A)
-    assert (part.late_values, part.early_weights, part.late_keys) == (48, 64, True)
+    part = WGMMA.complete(attention, Schedule(tile_kv=128, late_keys=False), SM_90A)
+    assert (part.late_values, part.early_weights, part.late_keys) == (0, 64, False)
 
 
 def test_a_small_tile_has_no_values_to_hold_back() -> None:
