@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final, final
 
+from attngen.analysis.ranges import LONGEST, compile_time_ranges, infer_ranges
 from attngen.codegen.expr import eager_lets, is_unconditional
 from attngen.ir.attention import Attention
 from attngen.ir.expr import (
@@ -32,6 +33,7 @@ from attngen.ir.expr import (
     Symbol,
     ToFloat,
 )
+from attngen.ir.interval import Interval
 from attngen.ir.traverse import children, postorder, symbols, tensors
 from attngen.record import record
 
@@ -43,6 +45,7 @@ __all__ = [
     "cost_of_pair",
     "find_addend",
     "find_called_elsewhere",
+    "find_growth",
     "find_score_parts",
     "growth_of",
 ]
@@ -120,16 +123,69 @@ def find_called_elsewhere(attention: Attention) -> set[int]:
 
 def find_addend(attention: Attention) -> Expr | None:
     """What the first score line adds to s, where it does nothing else; None otherwise."""
-    match attention.scores[:1]:
-        case (Binary(BinaryOp.ADD, Symbol("s"), other),):
-            addend = other
-        case (Binary(BinaryOp.ADD, other, Symbol("s")),):
-            addend = other
-        case (Binary(BinaryOp.SUB, Symbol("s"), other),):
-            addend = Negate(other)
+    return _added(attention.scores[0]) if attention.scores else None
+
+
+def _added(e: Expr) -> Expr | None:
+    """What a sum adds to s, which is one of its terms and in no other."""
+    match e:
+        case Binary(BinaryOp.ADD, x, y) if "s" not in symbols(y):
+            left, op, right = x, BinaryOp.ADD, y
+        case Binary(BinaryOp.ADD, x, y) if "s" not in symbols(x):
+            left, op, right = y, BinaryOp.ADD, x
+        case Binary(BinaryOp.SUB, x, y) if "s" not in symbols(y):
+            left, op, right = x, BinaryOp.SUB, y
         case _:
             return None
-    return None if "s" in symbols(addend) else addend
+    if isinstance(left, Symbol):
+        return right if op is BinaryOp.ADD else Negate(right)
+    inner = _added(left)
+    return None if inner is None else Binary(op, inner, right)
+
+
+def find_growth(attention: Attention, parts: ScoreParts, most: float) -> Expr | None:
+    """What the addend gains from a key to the next, over the scale of q.k.
+
+    None where there are further lines, where something else depends on the key, where the gain may
+    exceed `most` in either direction, or the scale is not known or not above 0.
+    """
+    addend, scale = find_addend(attention), attention.scale
+    if addend is None or len(attention.scores) > 1:
+        return None
+    if not isinstance(scale, Const) or not scale.value > 0:
+        return None
+    gains = _gains(addend, {id(base.node): base for base in parts.bases})
+    if not gains:
+        return None
+    terms = [
+        Const(number / scale.value)
+        if factor is None
+        else Binary(BinaryOp.MUL, factor, Const(number / scale.value))
+        for number, factor in gains
+    ]
+    growth: Expr = terms[0]
+    for term in terms[1:]:
+        growth = Binary(BinaryOp.ADD, growth, term)
+    # There is a head where an addend is computed.
+    names = {**compile_time_ranges(attention), "Hq": Interval(1, LONGEST)}
+    found = infer_ranges((growth,), names, attention)[id(growth)]
+    limit = most / scale.value
+    return growth if not found.nan and found.within(-limit, limit) else None
+
+
+def _gains(e: Expr, bases: Mapping[int, Base]) -> list[tuple[float, Expr | None]] | None:
+    """The number and factor of each base in a sum; None where more of it depends on the key."""
+    if id(e) in bases:
+        return [(bases[id(e)].growth, bases[id(e)].factor)]
+    match e:
+        case Negate(x):
+            inner = _gains(x, bases)
+            return None if inner is None else [(-number, factor) for number, factor in inner]
+        case Binary(BinaryOp.ADD | BinaryOp.SUB as op, x, y):
+            left, right = _gains(x, bases), _gains(y if op is BinaryOp.ADD else Negate(y), bases)
+            return None if left is None or right is None else left + right
+        case _:
+            return None if "kv" in symbols(e) or tensors(e) else []
 
 
 def cost_of_pair(attention: Attention) -> int:

@@ -18,7 +18,7 @@ from attngen.codegen.expr import (
 from attngen.codegen.formulas import FixedFormula, Formula, fixed_formula, formula
 from attngen.codegen.near_scores import find_near
 from attngen.codegen.quick_functions import find_short_calls
-from attngen.codegen.score_parts import ScoreParts, find_addend, find_score_parts
+from attngen.codegen.score_parts import ScoreParts, find_addend, find_growth, find_score_parts
 from attngen.codegen.staged_reads import StagedRead, name_staged
 from attngen.ir.attention import Attention
 from attngen.ir.expr import Const, Expr, Let, Role, Symbol
@@ -77,6 +77,8 @@ class ScoreText:
               instead of a branch for each pair.
     unit:     of what the last of them gives; None where that is the score.
     near:     the only line where s is near 0; None where it is the same everywhere.
+    growth:   what the addend gains from a key to the next, in units of q.k, where that is all that
+              depends on the key and products may begin with it.
     """
 
     printer: ExprPrinter
@@ -88,6 +90,7 @@ class ScoreText:
     is_for_all: bool
     unit: ScoreUnit | None
     near: NearText | None
+    growth: Formula | None
 
 
 def print_scores(
@@ -96,11 +99,15 @@ def print_scores(
     is_checked: bool,
     is_dear: bool,
     takes_unit: bool,
+    most_growth: float = 0.0,
     staged: tuple[StagedRead, ...] = (),
 ) -> ScoreText:
-    """The text of the score lines, in parts; `takes_unit` says that weights can take a unit, and
-    `is_dear` that a score costs more than a product and an addend; `staged` are what the lines
-    take from shared memory.
+    """The text of the score lines, in parts.
+
+    is_dear:      a score costs more than a product and an addend.
+    takes_unit:   weights can take a unit.
+    most_growth:  by which an addend may grow from key to key, for products to begin with it.
+    staged:       what the lines take from shared memory.
 
     What is computed ahead is read where no pair attends, too, which a check must not report: a
     checked kernel has no parts.
@@ -114,7 +121,8 @@ def print_scores(
         for i, (e, one) in enumerate(zip(parts.fixed, of_block, strict=True))
     }
     given |= named
-    with_fixed = ExprPrinter(attention, given=dict(given))
+    growth = find_growth(attention, parts, most_growth)
+    with_fixed = ExprPrinter(attention, () if growth is None else (growth,), given=dict(given))
     for i, base in enumerate(parts.bases):
         factor = None if base.factor is None else with_fixed.print_operand(base.factor)
         given[id(base.node)] = growing(f"x{i}", base.growth, factor)
@@ -143,6 +151,7 @@ def print_scores(
         is_dear and not tensors(*attention.scores),
         unit,
         near,
+        None if growth is None else formula(with_fixed, growth),
     )
 
 

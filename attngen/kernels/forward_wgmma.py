@@ -19,6 +19,7 @@ from attngen import resources
 from attngen.analysis.key_bounds import split_mask
 from attngen.analysis.tile_classes import classify_tiles
 from attngen.codegen.expr import float_literal
+from attngen.codegen.formulas import Formula
 from attngen.codegen.forward_context import ForwardContext, forward_context, head_dims
 from attngen.codegen.mask_parts import (
     MaskParts,
@@ -92,6 +93,8 @@ _STAGES: Final = 2
 _SHARED_BYTES: Final = sm_90a.TARGET.shared_bytes_per_block  # no other target has wgmma
 _MARGIN: Final = 8.0
 """Powers of two that `margin` is, so that a row's maximum seldom rises past it."""
+_MOST_GROWN: Final = 256.0
+"""What an addend may gain within a tile where products begin with it: they err by 2^-13 then."""
 _PIECES: Final = 4
 """Pieces of lists on their way: what is being worked on, and enough ahead of it."""
 _PIECE_BYTES: Final = 48
@@ -205,6 +208,7 @@ class Context(ForwardContext):
     shifts_weights: bool
     lowers_weights: bool
     margin: str
+    growth: Formula | None
     takes_parts: bool
     takes_rows: bool
     reads_parts: bool
@@ -385,6 +389,7 @@ class ForwardWgmma:
             is_checked=is_checked,
             is_dear=cost_of_pair(attention) > CHEAP_SCORE,
             takes_unit=shifts_weights,
+            most_growth=_most_growth(attention, tile),
             staged=staged,
         )
         printer = scores.printer
@@ -438,6 +443,7 @@ class ForwardWgmma:
             shifts_weights=shifts_weights,
             lowers_weights=attention.dtype.weight_scale > 1.0,
             margin=_margin(attention, scores),
+            growth=scores.growth,
             takes_parts=takes_parts,
             takes_rows=parts is not None and parts.reads and is_dear_per_pair(attention),
             reads_parts=parts is not None and _reads(*_ahead_of_pairs(parts)),
@@ -450,6 +456,16 @@ class ForwardWgmma:
             output=printer.print_row_formula(state.output, names),
             lse="" if state.lse is None else printer.print_row_formula(state.lse, names),
         )
+
+
+def _most_growth(attention: Attention, tile: _Tile) -> float:
+    """By which an addend may grow from key to key at most, for products to begin with it.
+
+    q.k is then rounded as a number of the size of what was gained, which weights of bf16 hide.
+    """
+    assert attention.dtype is not None
+    is_rounded = attention.dtype.weight_scale == 1.0 and attention.row_state.running_max
+    return _MOST_GROWN / tile.kv if is_rounded else 0.0
 
 
 def _margin(attention: Attention, scores: ScoreText) -> str:

@@ -9,6 +9,7 @@ from attngen.codegen.score_parts import (
     Base,
     cost_of_pair,
     find_addend,
+    find_growth,
     find_score_parts,
     growth_of,
 )
@@ -26,7 +27,9 @@ DECLARED = """
 
 
 def variant(*scores: str, mask: str = "true") -> Attention:
-    lines = "\n".join(f"    score {line}" for line in scores)
+    lines = "\n".join(
+        f"    {line}" if line.startswith("scale") else f"    score {line}" for line in scores
+    )
     return attngen.compile_text(f"attention a {{{DECLARED}{lines}\n    mask {mask}\n}}\n").attention
 
 
@@ -69,6 +72,9 @@ def describe(base: Base) -> tuple[str, int, str | None]:
         (["s + c"], "c"),
         (["c * kv + s"], "c * float(kv)"),
         (["s - bias[h, q, kv]", "s * 2.0"], "-bias[h, q, kv]"),
+        (["s + c + 2.0 * kv"], "c + 2.0 * float(kv)"),
+        (["c + s - bias[h, q, kv]"], "c - bias[h, q, kv]"),
+        (["s + c + s"], None),
         (["s + s"], None),
         (["s + c * s"], None),
         (["c - s"], None),
@@ -97,6 +103,46 @@ def test_growth(score: str, growth: int | None) -> None:
     (line,) = variant(f"s + ({score})").scores
     operand = line.right.operand  # type: ignore[union-attr]
     assert growth_of(operand) == growth
+
+
+@pytest.mark.parametrize(
+    ("scores", "growth"),
+    [
+        (["s + (kv - qpos)"], "4.0"),
+        (["s - (2 * kv - q)"], "-8.0"),
+        (["s + 0.25 * (kv - qpos) + bias[h, q, 0]"], None),
+        (["s + 0.25 * (kv - qpos) + c"], "0.25 * 4.0"),
+        (["s - 0.5 * (qpos - kv) + (kv - q)"], "0.5 * 4.0 + 4.0"),
+        (["s + exp(-1.0 * h) * kv"], "exp(-1.0 * float(h)) * 4.0"),
+        # More than the limit, or not known to be less.
+        (["s + (3 * kv - q)"], None),
+        (["s + c * (kv - q)"], None),
+        (["s + slope[h] * (kv - q)"], None),
+        # What does not grow evenly, or not at all.
+        (["s + abs(kv - qpos)"], None),
+        (["s + (kv - q) + kv // 2"], None),
+        (["s + c * q"], None),
+        (["s + (kv - q)", "s * 2.0"], None),
+        (["s * 2.0 + (kv - q)"], None),
+        ([], None),
+    ],
+)
+def test_growth_of_the_addend(scores: list[str], growth: str | None) -> None:
+    attention = variant("scale 0.25", *scores)
+    found = find_growth(attention, find_score_parts(attention), 2.0)
+    assert (None if found is None else print_expr(found)) == growth
+
+
+def test_an_addend_may_not_grow_where_the_scale_is_unknown() -> None:
+    for scale in ("c", "-0.25", "0.25 * slope[h]"):
+        attention = variant(f"scale {scale}", "s + (kv - q)")
+        assert find_growth(attention, find_score_parts(attention), 2.0) is None
+
+
+def test_slopes_of_alibi_are_known_to_be_small() -> None:
+    attention = variant("scale 0.25", "alibi(s)")
+    assert find_growth(attention, find_score_parts(attention), 1.001) is not None
+    assert find_growth(attention, find_score_parts(attention), 0.99) is None
 
 
 def test_cost() -> None:
