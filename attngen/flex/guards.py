@@ -10,6 +10,7 @@ the same places of this function, or of a new closure of the same code:
     a list, tuple, dict     as long, and the same in every place
     an object               the same class, and the same behind every attribute that is named
     a module                the same behind every attribute that is read
+    a `Function.apply`      of the same subclass of `torch.autograd.Function`, the same forward
 
 What is none of these, and code that does more than compute (writes to a global, imports, catches
 an exception), is not guarded, and then a function is traced at every call.  Lists are lists of
@@ -397,6 +398,8 @@ class _Builder:
         return match
 
     def _method(self, value: MethodType) -> Match:
+        if _is_applied_function(value):
+            return self._applied_function(value)
         with _Depth(self):
             function, owner = self.visit(value.__func__), self.visit(value.__self__)
 
@@ -406,6 +409,32 @@ class _Builder:
                 and function(value.__func__, found)
                 and owner(value.__self__, found)
             )
+
+        return match
+
+    def _applied_function(self, value: Any) -> Match:
+        """`apply` of a class with a forward and a backward; the trace runs the forward."""
+        owner: type = value.__self__
+        apply = value.__func__
+        parts: list[tuple[str, Match]] = []
+        for name in _RUN_BY_APPLY:
+            method = _find_in_class(owner, name)
+            if not isinstance(method, staticmethod):
+                raise UnguardedError(f"`{name}` of {owner.__name__} is no static method")
+            function = method.__func__
+            is_default = function.__module__ == _AUTOGRAD
+            parts.append((name, _is(function) if is_default else self._behind(function)))
+
+        def match(value: Any, found: list[Any]) -> bool:
+            if type(value) is not MethodType or value.__func__ is not apply:
+                return False
+            if value.__self__ is not owner:
+                return False
+            for name, matches in parts:
+                method = _find_in_class(owner, name)
+                if not isinstance(method, staticmethod) or not matches(method.__func__, found):
+                    return False
+            return True
 
         return match
 
@@ -491,6 +520,21 @@ class _Depth:
 
     def __exit__(self, *exception: object) -> None:
         self._builder.depth -= 1
+
+
+_AUTOGRAD: Final = "torch.autograd.function"
+_RUN_BY_APPLY: Final = ("forward", "setup_context")
+
+
+def _is_applied_function(value: MethodType) -> bool:
+    """Whether a method is `apply` of a subclass of `torch.autograd.Function`, as PyTorch has it."""
+    if not isinstance(value.__self__, type):
+        return False
+    for base in value.__self__.__mro__:
+        if base.__module__ == _AUTOGRAD and base.__name__ == "Function":
+            apply = _find_in_class(base, "apply")
+            return isinstance(apply, classmethod) and apply.__func__ is value.__func__
+    return False
 
 
 def _is_identical(value: Any) -> bool:

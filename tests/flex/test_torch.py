@@ -389,3 +389,43 @@ def test_a_module_is_not_looked_into(traced: list[Any]) -> None:
     first = flex_attention(q, k, v, layer.score, engine="numpy")
     layer.slopes = layer.slopes * 2
     assert not torch.equal(first, flex_attention(q, k, v, layer.score, engine="numpy"))
+
+
+def _with_a_backward(factor: float) -> type:
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(x: Any) -> Any:
+            return torch.tanh(x) * factor
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            ctx.save_for_backward(output)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:  # nobody runs it
+            raise AssertionError
+
+    return Scaled
+
+
+def test_a_function_with_a_backward_is_traced_once(traced: list[Any]) -> None:
+    """And again when its forward changed, or it is of another class."""
+    q, k, v = tensors(1, 2, 2, 5, 9)
+    scaled = _with_a_backward(2.0)
+
+    def capped(apply: Any) -> Any:
+        return lambda score, b, h, q_idx, kv_idx: 0.5 * apply(score)
+
+    def call(function: Any, factor: float) -> None:
+        o = flex_attention(q, k, v, capped(function.apply), engine="numpy")
+        wanted = eager(q, k, v, lambda s, b, h, i, j: 0.5 * factor * torch.tanh(s))[0]
+        torch.testing.assert_close(o, wanted, atol=5e-6, rtol=0.0)
+
+    call(scaled, 2.0)
+    call(scaled, 2.0)
+    assert len(traced) == 1
+    scaled.forward = staticmethod(lambda x: torch.tanh(x) * 3.0)  # type: ignore[attr-defined]
+    call(scaled, 3.0)
+    assert len(traced) == 2
+    call(_with_a_backward(4.0), 4.0)
+    assert len(traced) == 3
