@@ -39,7 +39,7 @@ test: $(VENV)/ready lint types torch  ## Everything that needs no GPU
 	$(BIN)/pytest -n auto
 
 test-gpu: $(VENV)/ready  ## What needs a GPU (skips with a reason where there is none)
-	$(BIN)/pytest tests/gpu -m gpu
+	$(BIN)/pytest tests/gpu tests/pytorch -m gpu
 
 lint: $(VENV)/ready  ## Style and layering
 	$(BIN)/ruff check .

@@ -298,3 +298,70 @@ def test_numbers_of_numpy_are_params(documents: attngen.torch.Operator) -> None:
     one = documents(q, k, v, doc=doc, left=int(np.int64(4)), cap=float(np.float32(5)))
     other = documents(q, k, v, doc=doc, left=4, cap=5.0)
     assert all(torch.equal(x, y) for x, y in zip(one, other, strict=True))
+
+
+# ---- on a GPU: `pytest tests/pytorch -m gpu` ----------------------------------------------------
+
+
+def on_a_gpu(test: Any) -> Any:
+    has_gpu = torch.cuda.is_available()
+    return pytest.mark.gpu(pytest.mark.skipif(not has_gpu, reason="PyTorch finds no GPU")(test))
+
+
+def on_the_gpu(S: int, dtype: Any = torch.bfloat16) -> tuple[Any, ...]:
+    return tuple(x.to("cuda", dtype) for x in operands(S=S, D=64))
+
+
+def gpu_operator() -> attngen.torch.Operator:
+    return attngen.torch.operator(attngen.compile_text(DOCUMENTS, engine="cuda", tune="off"))
+
+
+def accepts(operator: attngen.torch.Operator, found: Any, *given: Any, **named: Any) -> bool:
+    kernel = operator.kernel
+    tensors = {"doc": named["doc"].cpu().numpy()}
+    params = {p.name: named.get(p.name, p.default) for p in kernel.attention.params}
+    arrays = (x.float().cpu().numpy() for x in given)
+    answer = attngen.reference(kernel.unit, *arrays, tensors=tensors, params=params, dtype="bf16")
+    o, lse = (x.float().cpu().numpy() for x in found)
+    return bool(answer.accepts_o(o).all() and answer.accepts_lse(lse).all())
+
+
+@on_a_gpu
+def test_opcheck_on_a_gpu() -> None:
+    operator = gpu_operator()
+    more = (documents_of(2, 19).cuda(), 30.0, 4, False)
+    torch.library.opcheck(operator._plain, (*on_the_gpu(19), *more))
+
+
+@on_a_gpu
+def test_inductor_compiles_one_graph_for_every_length() -> None:
+    operator = gpu_operator()
+
+    @torch.compile(fullgraph=True, dynamic=True)
+    def attend(q: Any, k: Any, v: Any, doc: Any) -> Any:
+        o, lse = operator(2 * q, k, v, doc=doc, left=4)
+        return o, lse
+
+    for S in (300, 77, 512):
+        q, k, v = on_the_gpu(S)
+        doc = documents_of(2, S).cuda()
+        assert accepts(operator, attend(q, k, v, doc), 2 * q, k, v, doc=doc, left=4)
+
+
+@on_a_gpu
+def test_in_a_graph() -> None:
+    """What is captured reads the arrays as they are at each replay, on whichever stream."""
+    operator = gpu_operator()
+    q, k, v = on_the_gpu(300)
+    doc = documents_of(2, 300).cuda()
+    operator(q, k, v, doc=doc, left=4)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = operator(q, k, v, doc=doc, left=4)
+    for factor in (1.0, -2.0):
+        q.mul_(factor)
+        for x in found:
+            x.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert accepts(operator, found, q, k, v, doc=doc, left=4)

