@@ -28,7 +28,7 @@ from attngen.tuning.build import Builder
 from attngen.tuning.call import Subject
 from attngen.tuning.device_class import DeviceClass
 from attngen.tuning.exam import Exam
-from benchmarks.tuning_jobs import Job, Task, make_exams, make_job
+from benchmarks.tuning_jobs import Job, Task, make_job, make_job_exams
 
 __all__ = ["Ahead", "Now", "Ready", "Supply", "processors", "waves_s"]
 
@@ -48,7 +48,7 @@ class Ready:
     """A job with the answers of its exams; `seconds` of a processor that both took."""
 
     job: Job
-    exams: tuple[Exam, Exam]
+    exams: tuple[Exam, ...]
     seconds: float
 
 
@@ -167,7 +167,7 @@ def _be_nice() -> None:
 def _make_ready(task: Task, device: DeviceClass) -> Ready:
     start = time.process_time()
     job = make_job(task, device)
-    return Ready(job, make_exams(job), time.process_time() - start)
+    return Ready(job, make_job_exams(job), time.process_time() - start)
 
 
 def _compile(make_builder: MakeBuilder, subject: bytes, schedule: Schedule) -> float | None:

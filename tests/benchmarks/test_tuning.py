@@ -114,7 +114,7 @@ def test_every_variant_is_a_job_with_a_ragged_call(cell: Any) -> None:
 @pytest.mark.parametrize("task", make_tasks(("examples",)), ids=lambda t: t.name)
 def test_every_example_is_a_job(task: Any) -> None:
     job = make_job(replace(task, tokens=256), H200)
-    assert job.call.sizes["Sq"] == 256
+    assert job.call.sizes["Sq"] == (49 if task.name == "examples-swin_shifted" else 256)
     assert job.space.default in job.space.candidates
 
 
