@@ -414,11 +414,18 @@ class Search:
         for schedule, (build, verdict) in self._admitted.items():
             name = name_of(schedule)
             if any(race.samples.get(name) for race in self._races):
-                race = self._last_race(name)
-                ratio = race.ratio(name)
-                times = scaled(ratio, self._reference_ms(race))
+                ratio = self._ratio(name)
+                times = scaled(ratio, self._reference_ms(self._last_race(name)))
                 out = next((r.outs[name] for r in self._races if name in r.outs), None)
                 yield Measured(build, verdict, times, ratio, out)
+
+    def _ratio(self, name: str) -> Times:
+        """Times of the reference, through who beat it or led its last race; see `timing.py`."""
+        race = self._last_race(name)
+        other = race.beaten_by.get(name, race.leader)
+        if other is None or other == name or race.reference in (name, other):
+            return race.ratio(name)
+        return scaled(race.ratio_to(name, other), self._ratio(other).ms)
 
     def _last_race(self, name: str) -> Race:
         """The last that says enough about a candidate, in which it met the best."""

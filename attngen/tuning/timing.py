@@ -14,6 +14,11 @@ its sample is divided by that of the reference, which is in all rounds of all ra
 of these is kept.  What a round's clock does to both cancels.  A time is the ratio times the
 reference's median in the race that came last.
 
+**Beaten by whom.**  Who dropped out after six rounds has six ratios, in which the reference may
+have met the slower clock by chance; the leader has forty.  So whoever did not lead a race is known
+by its ratio to who beat it, or to who led at the end, in the rounds of both, times the ratio of
+that one: what was beaten is recorded as slower than what it was beaten by.
+
 **Warm first.**  Ratios do not cancel all of it: who waits for memory loses less by a low clock than
 who computes, so candidates have to be compared in the state that long use brings about.  The
 limit of power acts within tenths of a second, so 0.3 s of load come before a race that only
@@ -105,6 +110,7 @@ class Race:
     reference:  what the others are compared with; it never drops out for being slow.
     samples:    milliseconds of one call, of those that were timed, by name, one for each round.
     outs:       why a candidate is out, by name.
+    beaten_by:  who led when one dropped out for being slower, by name.
     firsts:     milliseconds of the faster of two launches, of those that dropped out after them.
     """
 
@@ -119,6 +125,7 @@ class Race:
         """Without a reference, or where it is lost at once, the first that is timed is one."""
         self.samples: dict[str, list[float]] = {}
         self.outs: dict[str, str] = {}
+        self.beaten_by: dict[str, str] = {}
         self.firsts: dict[str, float] = {}
         self._timer = timer
         self._names = tuple(names)
@@ -155,6 +162,10 @@ class Race:
         Of the reference itself, how far it strays from its neighbours in time.
         """
         return summarize(self._ratios(name))
+
+    def ratio_to(self, name: str, other: str) -> Times:
+        """The same to another one than the reference."""
+        return summarize(self._pairs(name, other))
 
     def times(self, name: str) -> Times:
         """The ratio in milliseconds of the reference's median."""
@@ -236,6 +247,7 @@ class Race:
                 ratio = statistics.median(self._pairs(name, leader))
                 rounds = len(self.samples[name])
                 self.outs[name] = f"beaten after {rounds} rounds: {ratio:.2f} times the fastest"
+                self.beaten_by[name] = leader
 
     def _slower_by(self, name: str, leader: str) -> float:
         """By how much it is slower than the leader beyond doubt; not above 0 where there is doubt.
