@@ -22,16 +22,16 @@ that one: what was beaten is recorded as slower than what it was beaten by.
 **Warm first.**  Ratios do not cancel all of it: who waits for memory loses less by a low clock than
 who computes, so candidates have to be compared in the state that long use brings about.  The
 limit of power acts within tenths of a second, so 0.3 s of load come before a race that only
-sorts out the slow, and 1 s before the last one; what the heat sink does afterwards takes minutes,
-and is the same for all of a round.  (Estimates; `benchmarks.tuning` records how far times still
-drift.)
+sorts out the slow, and 0.5 s more before the last one, which follows at once; what the heat sink
+does afterwards takes minutes, and is the same for all of a round.  (Estimates; `benchmarks.tuning`
+records how far times still drift.)
 
 **How many rounds.**  One sample in 28 of 5 ms strays by about 0.8 % of the median
 (benchmarks/results/2026-11-30-h200-6.jsonl: an interval of ±0.3 %), a ratio of two by 1.1 %, and
 the median of n ratios by 1.25 · 1.1 % / √n.  To tell 1 % apart with 95 % takes
 n ≥ (1.96 · 1.25 · 1.1)² = 8 rounds, and ±0.5 % takes 29.  The last race has samples of 20 ms, which
-stray less, 12 to 40 rounds of at most four candidates, and ends when each ratio is known to
-±0.5 %: 4 · 12 · 21 ms = 1 s, 3.4 s at most.
+stray less, 9 to 24 rounds of at most four candidates, and ends when each ratio is known to ±0.5 %:
+4 · 9 · 21 ms = 0.8 s, 2 s at most.
 
 How a sample is taken is not said here: a `Timer` may ask a GPU, another process, or a file.
 """
