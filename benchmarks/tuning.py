@@ -28,6 +28,7 @@ at the end a summary:
 | `computed` | whether `exhaustive_s` is computed (`to_the_end_s`) or measured (`--whole`) |
 | `swept_s` | seconds of the sweep |
 | `timed`, `swept` | schedules with a time, of the search and of the sweep |
+| `compiled` | schedules that the search compiled |
 | `candidates` | schedules that the formulas admit |
 | `best_rank` | the exhaustive winner's place in the model's order, from 1 |
 | `best_predicted` | its predicted time over the shortest that is predicted |
@@ -147,7 +148,7 @@ class Laboratory:
     def __init__(self, machine: Machine, effort: Effort, supply: Supply) -> None:
         self._machine, self._effort, self._supply = machine, effort, supply
         self._worker: Worker | None = None
-        self._start_s = 0.0
+        self._wake_s = 0.0
         self._slow: dict[str, Mapping[Schedule, float]] = {}
 
     def __enter__(self) -> Laboratory:
@@ -188,12 +189,13 @@ class Laboratory:
             return None if ms is None or best is None else round(ms / times[best], 4)
 
         exam_s, candidates = seat.exam_s / max(1, seat.exams), len(job.space.candidates)
-        first = min(effort.plan.most - effort.plan.beside, len(tuned.measured))
-        tuned_by = (first, len(tuned.measured) + len(_refused(tuned)) - first)
+        ranked = job.model.rank(job.space.candidates)
+        first = len(shortlist(ranked, job.space.default, effort.plan.most - effort.plan.beside))
+        compiled = len(tuned.measured) + len(_refused(tuned))
+        tuned_by = (first, max(0, compiled - first))
         whole_s = swept.seconds
         if not effort.is_whole:
             whole_s = to_the_end_s(job, swept, _TO_THE_END, exam_s)
-        ranked = job.model.rank(job.space.candidates)
         place = next(i for i, (s, _) in enumerate(ranked) if s == chosen["exhaustive"])
         return {
             **asdict(cell),
@@ -201,8 +203,8 @@ class Laboratory:
             **{name: {"schedule": describe(s), "ms": times.get(s)} for name, s in chosen.items()},
             "best": best and {"schedule": describe(best), "ms": times[best]},
             **{f"{name}_over_best": over_best(s) for name, s in chosen.items()},
-            "tuned_s": round(self._with_start(ready, tuned_by) + search_s, 2),
-            "exhaustive_s": round(self._with_start(ready, (candidates,)) + whole_s, 1),
+            "tuned_s": round(self._with_start(ready, open_s, tuned_by) + search_s, 2),
+            "exhaustive_s": round(self._with_start(ready, open_s, (candidates,)) + whole_s, 1),
             "computed": not effort.is_whole,
             "search_s": round(search_s, 2),
             "swept_s": round(swept.seconds, 2),
@@ -210,7 +212,9 @@ class Laboratory:
             "exams_made_s": round(ready.seconds, 2),
             "exam_s": round(exam_s, 4),
             "compile_s": self._supply.compile_s and round(self._supply.compile_s, 3),
+            "wake_s": round(self._wake_s, 2),
             "timed": len(tuned.measured),
+            "compiled": compiled,
             "swept": len(swept.ms),
             "spilled": swept.spilled,
             "candidates": candidates,
@@ -226,9 +230,9 @@ class Laboratory:
         """One search, without anything to compare it with."""
         start = time.perf_counter()
         ready = self._supply.ready(task)
-        waited_s = time.perf_counter() - start
         job, effort = ready.job, self._effort
-        seat, open_s = self._open(ready)
+        seat, _ = self._open(ready)
+        opened_s = time.perf_counter() - start
         is_example = isinstance(task, Example)
         found, search_s = self._search(job, seat, effort.brief if is_example else effort.plan)
         if effort.store is not None:
@@ -239,30 +243,31 @@ class Laboratory:
             "cell": task.name,
             "tuned": best and {"schedule": describe(best.schedule), "ms": best.times.ms},
             "default": default and {"ms": default.times.ms},
-            "tuned_s": round(waited_s + open_s + search_s, 2),
+            "tuned_s": round(opened_s + search_s, 2),
             "timed": len(found.measured),
             "clocks": self._clocks(),
             "lost": _lost(found),
         }
 
     def _open(self, ready: Ready) -> tuple[Seat, float]:
-        """A seat with the calls of a job on the device, and how long that took."""
-        start = time.perf_counter()
+        """A seat with the calls of a job on the device, and how long their arrays took."""
         if self._worker is None:
+            start = time.perf_counter()
             make, patience = self._machine.make_bench, self._machine.patience
-            self._worker = Worker(make, lambda: ready.exams, patience)
+            self._worker = Worker(make, tuple, patience)  # without exams, to time its start
             self._worker.prepare()
-            self._start_s = time.perf_counter() - start
-        else:
-            self._worker.reopen(lambda: ready.exams)
+            self._wake_s = time.perf_counter() - start
+        start = time.perf_counter()
+        self._worker.reopen(lambda: ready.exams)
         return Seat(self._worker, f"{ready.job.op[:16]} "), time.perf_counter() - start
 
-    def _with_start(self, ready: Ready, kernels: Sequence[int]) -> float:
-        """Seconds until candidates can be examined: while the first are compiled, the process
-        starts and the exams are made; the others are compiled behind the first race."""
+    def _with_start(self, ready: Ready, open_s: float, kernels: Sequence[int]) -> float:
+        """Seconds until candidates can be examined: while the first are compiled, exams are made,
+        the process starts beside, and their arrays come to the GPU; the others are compiled behind
+        the first race."""
         compile_s, count = self._supply.compile_s, self._effort.processors
         first, *others = (waves_s(number, compile_s, count) for number in kernels)
-        return max(first, self._start_s + ready.seconds) + sum(others)
+        return max(first, max(self._wake_s, ready.seconds) + open_s) + sum(others)
 
     def _search(self, job: Job, seat: Seat, plan: Plan) -> tuple[Findings, float]:
         start = time.perf_counter()
@@ -434,7 +439,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _effort(given: argparse.Namespace) -> Effort:
     return Effort(
         plan=Plan(budget_s=given.each),
-        brief=Plan(most=18, beside=8, budget_s=given.each, race=_BRIEF, final=None),
+        brief=Plan(most=22, beside=8, budget_s=given.each, race=_BRIEF, final=None),
         fresh=_FRESH,
         thresholds=Thresholds(within=given.within, carry=given.carry, orders=given.orders),
         is_whole=given.whole,

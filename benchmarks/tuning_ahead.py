@@ -3,7 +3,8 @@
     tasks in order   →   job and exams of each   →   what it will try, compiled into the disk cache
 
 The GPU is busy with one task meanwhile.  The processes are nice, and leave two processors alone,
-so that whoever starts launches is not held up.
+so that whoever starts launches is not held up.  Each has one thread for linear algebra: with more,
+those of all processes wait for each other, and what they wait counts as time of a processor.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from attngen.tuning.build import Builder
 from attngen.tuning.call import Subject
 from attngen.tuning.device_class import DeviceClass
 from attngen.tuning.exam import Exam
-from benchmarks.tuning_jobs import Job, Task, make_exams, make_job
+from benchmarks.tuning_jobs import Job, Task, make_job, make_job_exams
 
 __all__ = ["Ahead", "Now", "Ready", "Supply", "processors", "waves_s"]
 
@@ -36,6 +37,8 @@ MakeBuilder: TypeAlias = Callable[[Subject], Builder]
 Wanted: TypeAlias = Callable[[Job, Task], Iterable[Schedule]]
 """What is compiled ahead for a job, the most urgent first."""
 
+_THREADS: Final = "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
+"""What the libraries for linear algebra ask for the number of their threads."""
 _EARLY: Final = 4
 """So many tasks are made ready before the kernels of the first are compiled."""
 _FROM_CACHE_S: Final = 0.05
@@ -45,10 +48,10 @@ _FROM_CACHE_S: Final = 0.05
 @final
 @record(eq=False)
 class Ready:
-    """A job with the answers of its exams; `seconds` of a processor that both took."""
+    """A job with the answers of its exams; `seconds` that both took, with nothing else running."""
 
     job: Job
-    exams: tuple[Exam, Exam]
+    exams: tuple[Exam, ...]
     seconds: float
 
 
@@ -75,7 +78,7 @@ class Now:
         self._device = device
 
     def ready(self, task: Task) -> Ready:
-        return _make_ready(task, self._device)
+        return _make_ready(task, self._device, time.perf_counter)
 
     def close(self) -> None:
         pass
@@ -94,6 +97,8 @@ class Ahead:
         processes: int | None = None,
     ) -> None:
         count = processes or max(1, processors() - 2)
+        self._usual = {name: os.environ.get(name) for name in _THREADS}
+        os.environ.update(dict.fromkeys(_THREADS, "1"))  # the processes start when there is work
         self._pool = ProcessPoolExecutor(count, get_context("spawn"), _be_nice)
         self._tasks, self._device, self._make_builder = tuple(tasks), device, make_builder
         self._wanted = wanted
@@ -120,6 +125,10 @@ class Ahead:
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+        for name, value in self._usual.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
     def _readies_of(self, task: Task) -> Future[Ready]:
         while task not in self._readies:
@@ -147,7 +156,7 @@ class Ahead:
                     self._make_ready(self._tasks[number + _EARLY])
 
     def _make_ready(self, task: Task) -> None:
-        self._readies[task] = self._pool.submit(_make_ready, task, self._device)
+        self._readies[task] = self._pool.submit(_make_ready, task, self._device, time.process_time)
 
     def _compile(self, job: Job, task: Task) -> list[Future[float | None]]:
         subject = pickle.dumps(job.subject)
@@ -164,10 +173,10 @@ def _be_nice() -> None:
         os.nice(10)
 
 
-def _make_ready(task: Task, device: DeviceClass) -> Ready:
-    start = time.process_time()
+def _make_ready(task: Task, device: DeviceClass, clock: Callable[[], float]) -> Ready:
+    start = clock()
     job = make_job(task, device)
-    return Ready(job, make_exams(job), time.process_time() - start)
+    return Ready(job, make_job_exams(job), clock() - start)
 
 
 def _compile(make_builder: MakeBuilder, subject: bytes, schedule: Schedule) -> float | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, TypeAlias, final
 
 from attngen import targets
-from attngen.cli.tune_jobs import Request
+from attngen.cli.tune_jobs import DEFAULT_SIZES, Request
 from attngen.frontend.check import check
 from attngen.frontend.load import load_file, load_text
 from attngen.ir.digest import digest_operation
@@ -16,14 +16,14 @@ from attngen.record import record
 from attngen.tuning.call import Call, Subject
 from attngen.tuning.cost_model import CostModel
 from attngen.tuning.device_class import DeviceClass
-from attngen.tuning.exam import Exam, make_exam
+from attngen.tuning.exam import Exam, make_exams
 from attngen.tuning.space import Space, collect
 from benchmarks.cells import Cell, make_cells
 from benchmarks.variants import make_variant
 
 __all__ = [
-    "LENGTHS", "SUITES", "Example", "Job", "Task", "make_exams", "make_job", "make_tasks",
-    "unlike",
+    "LENGTHS", "SUITES", "Example", "Job", "Task", "make_job", "make_job_exams",
+    "make_tasks", "unlike",
 ]  # fmt: skip
 
 SUITES: Final = ("forward", "variants", "lengths", "examples")
@@ -101,8 +101,8 @@ def make_job(task: Task, device: DeviceClass, ragged_tokens: int = RAGGED) -> Jo
     """The task's attention and call, and the same at a length that no tile divides."""
     if isinstance(task, Example):
         path = _EXAMPLES / f"{task.name.removeprefix('examples-')}.attn"
-        request = Request(load_file(path), {}, None, None, {}, 0)
-        made = request.job({"Sq": task.tokens}, device)
+        usual = {**DEFAULT_SIZES, "Sq": task.tokens}
+        made = Request(load_file(path), {}, None, None, {}, 0).job({}, device, usual)
         subject, call, ragged = made.subject, made.call, made.ragged
     else:
         small = replace(task, B=1, S=ragged_tokens, Hq=task.Hq // task.Hkv, Hkv=1)
@@ -116,9 +116,9 @@ def make_job(task: Task, device: DeviceClass, ragged_tokens: int = RAGGED) -> Jo
     return Job(subject, call, ragged, space, CostModel(subject.attention, call, device))
 
 
-def make_exams(job: Job) -> tuple[Exam, Exam]:
+def make_job_exams(job: Job) -> tuple[Exam, ...]:
     """Of the call itself and of the ragged one."""
-    return make_exam(job.subject, job.call), make_exam(job.subject, job.ragged)
+    return make_exams(job.subject, (job.call, job.ragged))
 
 
 def _call(cell: Cell, subject: Subject) -> Call:

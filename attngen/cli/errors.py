@@ -9,7 +9,7 @@ from attngen.diagnostics.diagnostic import Diagnostic
 __all__ = [
     "BadOption", "CannotMake", "CannotRead", "CannotWrite", "InputMismatch",
     "InternalError", "LeftOpen", "NoGpuToTune", "OutOfMemory", "ParamWithoutValue",
-    "UnknownInput", "WrongUsage",
+    "ReadsOutside", "UnknownInput", "WrongUsage",
 ]  # fmt: skip
 
 
@@ -144,6 +144,20 @@ class NoGpuToTune(Diagnostic):
         " searches with recorded times; --device cpu rehearses everything but the times"
     )
     reason: str
+
+
+@final
+class ReadsOutside(Diagnostic):
+    """Sizes that were asked for, with which a tensor is too small for what is read of it."""
+
+    code = "A722"
+    title = "with {sizes} the tensor `{tensor}` is read outside of its shape {shape}"
+    label = "declared here"
+    hint = "every read is inside where Sq and Skv are at most {longest}"
+    sizes: str
+    tensor: str
+    shape: tuple[int, ...]
+    longest: int | None
 
 
 @final

@@ -17,6 +17,7 @@ from attngen.backend.device import CPU, ITEM_BYTES, ArrayView, numpy_dtype, view
 from attngen.binding import Binding, bind
 from attngen.cli.errors import BadOption, InputMismatch, ParamWithoutValue, UnknownInput
 from attngen.cli.guess import guess_sizes, make_tensor, shape_of
+from attngen.cli.reads import find_read_outside, longest_inside
 from attngen.diagnostics.diagnostic import AttnError, Diagnostic
 from attngen.ir.attention import SIZES, Attention, Tensor
 from attngen.ir.types import FLOATING, Element, ScalarType
@@ -71,6 +72,10 @@ def make_problem(
 ) -> Problem:
     """Complete a problem.
 
+    Where nothing decides the lengths, and with the usual ones an attending pair would read outside
+    of a tensor, the longest are taken for which no read can; then there are more sequences, so that
+    there are about as many tokens.
+
     shape:     sizes from the command line, by name.
     values:    numbers from `--set`: params, or tensors that hold one number or a list.
     inputs:    arrays from files by name; q, k and v as [B, H, S, D].
@@ -80,24 +85,41 @@ def make_problem(
     """
     _check_names(attention, shape, values, inputs)
     dtype = _choose_dtype(attention, inputs)
-    sizes = _choose_sizes(attention, shape, inputs, defaults)
     params = _choose_params(attention, values, inputs)
-    sizes |= _sizes_of_tensors(attention, sizes, values, inputs)
-    sizes |= guess_sizes(attention, sizes, params)
-    rng = np.random.default_rng(seed)
-    tensors = {
-        tensor.name: _choose_tensor(attention, tensor, sizes, values, inputs, rng)
-        for tensor in attention.tensors
-    }
+    decided = _decide_sizes(attention, shape, inputs)
+
+    def complete(defaults: Mapping[str, int]) -> Problem:
+        sizes = _complete_sizes(decided, defaults)
+        sizes |= _sizes_of_tensors(attention, sizes, values, inputs)
+        sizes |= guess_sizes(attention, sizes, params)
+        rng = np.random.default_rng(seed)
+        tensors = {
+            tensor.name: _choose_tensor(attention, tensor, sizes, values, inputs, rng)
+            for tensor in attention.tensors
+        }
+        return _bound(attention, dtype, sizes, params, tensors)
+
+    usual = complete(defaults)
+    is_open = decided.keys().isdisjoint({"Sq", "Skv"})
+    if not is_open or find_read_outside(attention, usual.binding) is None:
+        return usual
+    tokens = longest_inside(attention, usual.sizes, params)
+    if tokens is None:
+        return usual
+    batch = max(1, defaults["B"] * defaults["Sq"] // tokens)
+    return complete({**defaults, "B": batch, "Sq": tokens})
+
+
+def _bound(
+    attention: Attention,
+    dtype: Element,
+    sizes: Mapping[str, int],
+    params: Mapping[str, bool | int | float],
+    tensors: Mapping[str, Input],
+) -> Problem:
     q, k, v = (_stand_in(dtype, tuple(sizes[n] for n in _OPERANDS[name])) for name in "qkv")
-    binding = bind(
-        attention,
-        q,
-        k,
-        v,
-        {name: view(given.array, name) for name, given in tensors.items()},
-        params,
-    )
+    views = {name: view(given.array, name) for name, given in tensors.items()}
+    binding = bind(attention, q, k, v, views, params)
     return Problem(attention, dtype, dict(binding.sizes), dict(binding.params), tensors, binding)
 
 
@@ -164,13 +186,10 @@ def _element_name(dtype: np.dtype[Any]) -> str:
     return names.get(dtype.name, dtype.name)
 
 
-def _choose_sizes(
-    attention: Attention,
-    shape: Mapping[str, int],
-    inputs: Mapping[str, Input],
-    defaults: Mapping[str, int],
+def _decide_sizes(
+    attention: Attention, shape: Mapping[str, int], inputs: Mapping[str, Input]
 ) -> dict[str, int]:
-    """B, Hq, Hkv, Sq, Skv, Dqk, Dv: declared, asked for, from the arrays, or a default."""
+    """Sizes that are declared, asked for, or those of the arrays."""
     sizes = dict(shape)
     origin = dict.fromkeys(shape, "--shape")
     declared = {
@@ -200,7 +219,7 @@ def _choose_sizes(
     for tensor in attention.tensors:
         if tensor.name in inputs:
             _take_sizes(tensor, inputs[tensor.name].array.shape, sizes)
-    return _complete_sizes(sizes, defaults)
+    return sizes
 
 
 def _take_sizes(tensor: Tensor, shape: tuple[int, ...], sizes: dict[str, int]) -> None:
@@ -210,7 +229,9 @@ def _take_sizes(tensor: Tensor, shape: tuple[int, ...], sizes: dict[str, int]) -
             sizes.setdefault(dim.size, size)
 
 
-def _complete_sizes(sizes: dict[str, int], defaults: Mapping[str, int]) -> dict[str, int]:
+def _complete_sizes(decided: Mapping[str, int], defaults: Mapping[str, int]) -> dict[str, int]:
+    """B, Hq, Hkv, Sq, Skv, Dqk, Dv, and whatever else is decided."""
+    sizes = dict(decided)
     sizes.setdefault("B", defaults["B"])
     if "Hq" not in sizes and "Hkv" not in sizes:
         sizes["Hq"] = defaults["Hq"]

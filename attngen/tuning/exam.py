@@ -6,18 +6,23 @@ divides.  Before each, its output is filled with NaN, so that what it leaves out
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from attngen.diagnostics.diagnostic import AttnError
 from attngen.oracle.dense import reference
 from attngen.record import record
 from attngen.tuning.call import Call, Subject, make_operands
 
-__all__ = ["Exam", "Verdict", "WrongError", "judge", "make_exam", "ragged_lengths", "shrink"]
+__all__ = [
+    "Exam", "Verdict", "WrongError", "judge", "make_exam", "make_exams", "ragged_lengths",
+    "shrink",
+]  # fmt: skip
 
 Array: TypeAlias = Any
 Floats: TypeAlias = NDArray[np.floating[Any]]
@@ -84,6 +89,20 @@ def make_exam(subject: Subject, call: Call) -> Exam:
         dtype=attention.dtype.name,
     )
     return Exam(call, attention.dtype.name, rows, found.o, found.bound)
+
+
+def make_exams(subject: Subject, calls: Sequence[Call]) -> tuple[Exam, ...]:
+    """Of the call that is timed, and of those others that are valid.
+
+    A ragged call need not be one: a text may ask for a length that it does not have.
+    Errors:  A65x where the first call is not valid.
+    """
+    first, *others = calls
+    made = [make_exam(subject, first)]
+    for call in others:
+        with suppress(AttnError):
+            made.append(make_exam(subject, call))
+    return tuple(made)
 
 
 def ragged_lengths(sizes: Mapping[str, int]) -> dict[str, int]:

@@ -2,12 +2,12 @@
 
     space         every schedule that the families offer          space.py
     rank          by the cost model; the default always stays     cost_model.py
-    compile       the first of them, side by side                 build.py
+    compile       the first of them, and what is beside the default build.py
     check         against the oracle, a ragged call included      exam.py
     race          in turns; the beaten drop out                   timing.py
-    look beside   what differs from the winner in one setting is compiled, checked and raced, too
-    orders        and so are the tiles that lead now, in every order inside a step
-    final         between the few that nobody could tell apart, longer, and with the GPU warm
+    look beside   where another tile leads: the tile in every order inside a step, and what differs
+                  in one setting, are compiled, checked and raced, too
+    final         between the default and the few that may replace it: longer
 
 The default is in every race, as what all others are compared with, and it is the winner unless
 another one is faster by more than 1 %, beyond doubt.
@@ -18,9 +18,9 @@ device is lost.
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import fields, replace
@@ -28,7 +28,7 @@ from enum import Enum
 from typing import Final, Protocol, TypeAlias, final
 
 from attngen.diagnostics.diagnostic import AttnError
-from attngen.ir.schedule import ORDER_FIELDS, Schedule
+from attngen.ir.schedule import Schedule
 from attngen.record import record
 from attngen.tuning.build import Build, Builder
 from attngen.tuning.cost_model import CostModel, Prediction
@@ -42,31 +42,36 @@ __all__ = [
     "name_of", "shortlist",
 ]  # fmt: skip
 
-_FAMILY_SHARE: Final = 2
-"""So many of each family are tried, since families are what the model compares worst."""
+_TILES: Final = 6
+"""So many tiles are tried at first.  In 46 of 48 recorded problems the fastest tile is that of the
+default or among the first five that are predicted, and in two it is up to 2.3 % faster than the
+default (docs/tuning.md)."""
 _FAR: Final = 2.0
-"""But none that is predicted to take more than this many times the best."""
-_NEAR: Final = 1.5
-"""Others than the best of a family are tried where at most so many times the best is predicted: far
-beyond what the model was ever wrong by."""
+"""The best of each family is tried, since families are what the model compares worst; but none that
+is predicted to take more than so many times the best."""
+_NEAR: Final = 1.2
+"""So is the best of each height, which the model compares no better, and others, where at most so
+many times the best is predicted."""
+_BESIDE: Final = 1.1
+"""Neighbours are tried where at most so many times the time of the schedule is predicted."""
 _USUAL_RACE: Final = RacePlan(max_rounds=20)
 _FIRST_ROUNDS: Final = 12
 """The first race only says beside whom to look, and who is far behind; whoever is left runs again,
 with what is beside the winner."""
-_FINAL: Final = RacePlan(min_rounds=12, max_rounds=40, sample_ms=20.0, warm_ms=1000.0)
+_FINAL: Final = RacePlan(min_rounds=9, max_rounds=24, sample_ms=20.0, warm_ms=500.0)
 _FINALISTS: Final = 4
 _CLOSE: Final = 1.02
-"""Finalists are those that may take at most so many times the fastest."""
+"""Finalists are those that may take at most so many times the fastest, and that are faster than the
+default by half of what it takes to replace it."""
 _FEWEST_ROUNDS: Final = 5
 """In a race that the budget ended sooner, nobody is judged who was in one before."""
 _TIE: Final = 0.01
 """By how much another schedule has to be faster than the default."""
-_LEADERS: Final = 3
-_LEADING: Final = 1.04
+_LEADERS: Final = 2
+_LEADING: Final = 1.02
 """So many tiles, within so many times the fastest, are tried in all orders inside a step, since the
 orders of one tile are up to 7 % apart and nobody can predict them."""
-_COMPILING, _RACING, _COMPILING_BESIDE, _RACING_BESIDE = 0.45, 0.6, 0.7, 0.8
-_COMPILING_ORDERS, _RACING_ORDERS = 0.85, 0.9
+_COMPILING, _RACING, _COMPILING_BESIDE, _RACING_BESIDE = 0.45, 0.6, 0.75, 0.85
 """Parts of the budget at which each step has to end."""
 
 
@@ -75,15 +80,15 @@ _COMPILING_ORDERS, _RACING_ORDERS = 0.85, 0.9
 class Plan:
     """How much to try.
 
-    most:       schedules that are compiled; `beside` of them once a winner is known.
+    most:       schedules that are compiled; `beside` of them once it is known who leads.
     takes_all:  compile every candidate instead, whatever is predicted.
     budget_s:   seconds for everything; None: as long as it takes.
     compilers:  threads that compile; None: one for each processor.
     final:      the last race; None: there is none.
     """
 
-    most: int = 42
-    beside: int = 24
+    most: int = 28
+    beside: int = 12
     takes_all: bool = False
     budget_s: float | None = 60.0
     compilers: int | None = None
@@ -286,17 +291,11 @@ class Search:
         rounds = min(_FIRST_ROUNDS, plan.race.max_rounds)
         first_race = replace(plan.race, max_rounds=rounds) if plan.beside else plan.race
         running = self._race(tuple(self._admitted), first_race, until=_RACING)
-        left = plan.beside
-        for choose, compiling, racing in (
-            (self._beside, _COMPILING_BESIDE, _RACING_BESIDE),
-            (self._other_orders, _COMPILING_ORDERS, _RACING_ORDERS),
-        ):
-            beside = choose(running)[:left] if running else []
-            left -= len(beside)
-            self._admit(beside, until=compiling)
-            more = tuple(s for s in beside if s in self._admitted)
-            if more:
-                running = self._race((*running, *more), plan.race, until=racing)
+        beside = self._beside(running)[: plan.beside] if running else []
+        self._admit(beside, until=_COMPILING_BESIDE)
+        more = tuple(s for s in beside if s in self._admitted)
+        if more:
+            running = self._race((*running, *more), plan.race, until=_RACING_BESIDE)
         finalists = self._finalists(running)
         left_s = self._seconds_until(1.0)
         has_time = plan.final and (left_s is None or 1e3 * left_s > plan.final.warm_ms)
@@ -378,35 +377,34 @@ class Search:
         return tuple(by_name[name] for name in timed)
 
     def _finalists(self, running: Sequence[Schedule]) -> tuple[Schedule, ...]:
-        """The default, and the few that may be the fastest, by the race that came last."""
+        """The default, and the few that may replace it, by the race that came last."""
         if not running:
             return ()
         race, default = self._races[-1], self._space.default
         found = {schedule: race.ratio(name_of(schedule)) for schedule in running}
         most = _CLOSE * found[running[0]].ms
-        close = [s for s in running if found[s].low_ms <= most and s != default]
+        hopeful = 1 - _TIE / 2 if default in found else math.inf
+        close = [
+            s for s in running if s != default and found[s].low_ms <= most and found[s].ms < hopeful
+        ]
         kept = [default] if default in found else []
         return (*kept, *close[: _FINALISTS - len(kept)])
 
     def _beside(self, running: Sequence[Schedule]) -> list[Schedule]:
-        """What differs from the winner in one setting, and by one step of it, the best first."""
-        known, winner = self._wanted(()), running[0]
-        steps = _steps(schedule for schedule, _ in self._ranked)
-        return [s for s, _ in self._ranked if s not in known and _is_beside(s, winner, steps)]
-
-    def _other_orders(self, running: Sequence[Schedule]) -> list[Schedule]:
-        """All orders inside a step of the tiles that lead, where the winner's are known."""
-        known, race = self._wanted(()), self._races[-1]
-        best = race.ratio(name_of(running[0])).ms
-        tiles = dict.fromkeys(
-            s.without_order() for s in running if race.ratio(name_of(s)).ms <= _LEADING * best
-        )
-        return [
-            s
-            for tile in list(tiles)[:_LEADERS]
-            for s, _ in self._ranked
-            if s not in known and s.without_order() == tile
-        ]
+        """What else to try, once somebody leads: all orders inside a step of the tile that leads,
+        what is beside it, and the orders of other tiles that are as fast but for their order."""
+        known, race, winner = self._wanted(()), self._races[-1], running[0]
+        most = _LEADING * race.ratio(name_of(winner)).ms
+        near = [s for s in running if race.ratio(name_of(s)).ms <= most]
+        tiles = dict.fromkeys(s.without_order() for s in near)
+        wanted: dict[Schedule, None] = {}
+        for tile in list(tiles)[:_LEADERS]:
+            wanted |= dict.fromkeys(s for s, _ in self._ranked if s.without_order() == tile)
+            if tile == winner.without_order():
+                default = self._space.default  # beside which the first were chosen already
+                centre = default if _is_same_tile(winner, default) else winner
+                wanted |= dict.fromkeys(neighbours(self._ranked, centre))
+        return [s for s in wanted if s not in known]
 
     # ---- what is known ----
 
@@ -414,11 +412,18 @@ class Search:
         for schedule, (build, verdict) in self._admitted.items():
             name = name_of(schedule)
             if any(race.samples.get(name) for race in self._races):
-                race = self._last_race(name)
-                ratio = race.ratio(name)
-                times = scaled(ratio, self._reference_ms(race))
+                ratio = self._ratio(name)
+                times = scaled(ratio, self._reference_ms(self._last_race(name)))
                 out = next((r.outs[name] for r in self._races if name in r.outs), None)
                 yield Measured(build, verdict, times, ratio, out)
+
+    def _ratio(self, name: str) -> Times:
+        """Times of the reference, through who beat it or led its last race; see `timing.py`."""
+        race = self._last_race(name)
+        other = race.beaten_by.get(name, race.leader)
+        if other is None or other == name or race.reference in (name, other):
+            return race.ratio(name)
+        return scaled(race.ratio_to(name, other), self._ratio(other).ms)
 
     def _last_race(self, name: str) -> Race:
         """The last that says enough about a candidate, in which it met the best."""
@@ -471,27 +476,42 @@ class Search:
 def shortlist(
     ranked: Sequence[tuple[Schedule, Prediction]], default: Schedule, most: int
 ) -> list[Schedule]:
-    """The schedules to compile: the default, the best of each family, then the best.
+    """The schedules to compile at once: the default, the best of each family and of each height,
+    then the best, and what is beside the default: its tile in all orders inside a step, and its
+    neighbours.
 
-    Of those that differ in what the model does not see, only the first: it is the winner's
-    neighbours that are looked at with other settings.
+    Of those that differ in what the model does not see, only the first is among the best.
     """
     best_us = ranked[0][1].us if ranked else 0.0
     chosen: dict[Schedule, None] = {default: None}
     distinct: dict[object, tuple[Schedule, Prediction]] = {}
     for schedule, prediction in ranked:
         distinct.setdefault(_seen_by_model(schedule), (schedule, prediction))
-    of_family: Counter[str | None] = Counter()
+    kinds: set[tuple[object, ...]] = set()
     for schedule, prediction in distinct.values():
-        of_family[schedule.kernel] += 1
-        number = of_family[schedule.kernel]
-        if number <= _FAMILY_SHARE and prediction.us <= _FAR * best_us:
-            chosen[schedule] = None
+        for kind, most_us in (
+            ((schedule.kernel,), _FAR * best_us),
+            ((schedule.kernel, schedule.tile_q), _NEAR * best_us),
+        ):
+            if kind not in kinds and prediction.us <= most_us:
+                kinds.add(kind)
+                chosen[schedule] = None
     for schedule, prediction in distinct.values():
-        if len(chosen) >= most or prediction.us > _NEAR * best_us:
+        if len(chosen) >= _TILES or prediction.us > _NEAR * best_us:
             break
         chosen[schedule] = None
+    tile = default.without_order()
+    chosen |= dict.fromkeys(s for s, _ in ranked if s.without_order() == tile)
+    chosen |= dict.fromkeys(neighbours(ranked, default))
     return list(chosen)[: max(1, most)]
+
+
+def neighbours(ranked: Sequence[tuple[Schedule, Prediction]], schedule: Schedule) -> list[Schedule]:
+    """What differs from a schedule in one setting, and by one step of it, the best first; without
+    what is predicted to be slower than it by more than the model errs between such two."""
+    steps = _steps(s for s, _ in ranked)
+    usual_us = next((p.us for s, p in ranked if s == schedule), math.inf)
+    return [s for s, p in ranked if p.us <= _BESIDE * usual_us and _is_beside(s, schedule, steps)]
 
 
 def _seen_by_model(schedule: Schedule) -> tuple[object, ...]:
@@ -502,7 +522,11 @@ def _seen_by_model(schedule: Schedule) -> tuple[object, ...]:
 _SETTINGS: Final = tuple(f.name for f in fields(Schedule))
 _FOLLOWING: Final = frozenset({"warps"})
 """What is not counted as a difference of its own: it follows from the rows of a tile."""
-"""Which order inside a step is the fastest, nobody can predict; so all are beside a winner."""
+
+
+def _is_same_tile(one: Schedule, other: Schedule) -> bool:
+    names = ("kernel", "tile_q", "tile_kv")
+    return all(getattr(one, name) == getattr(other, name) for name in names)
 
 
 def _steps(schedules: Iterable[Schedule]) -> dict[str, list[int]]:
@@ -518,8 +542,6 @@ def _steps(schedules: Iterable[Schedule]) -> dict[str, list[int]]:
 
 def _is_beside(one: Schedule, other: Schedule, steps: Mapping[str, list[int]]) -> bool:
     differing = [n for n in _SETTINGS if getattr(one, n) != getattr(other, n)]
-    if differing and ORDER_FIELDS.issuperset(differing):
-        return True
     counted = [n for n in differing if n not in _FOLLOWING] or differing
     if len(counted) != 1:
         return False

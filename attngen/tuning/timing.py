@@ -14,19 +14,24 @@ its sample is divided by that of the reference, which is in all rounds of all ra
 of these is kept.  What a round's clock does to both cancels.  A time is the ratio times the
 reference's median in the race that came last.
 
+**Beaten by whom.**  Who dropped out after six rounds has six ratios, in which the reference may
+have met the slower clock by chance; the leader has forty.  So whoever did not lead a race is known
+by its ratio to who beat it, or to who led at the end, in the rounds of both, times the ratio of
+that one: what was beaten is recorded as slower than what it was beaten by.
+
 **Warm first.**  Ratios do not cancel all of it: who waits for memory loses less by a low clock than
 who computes, so candidates have to be compared in the state that long use brings about.  The
 limit of power acts within tenths of a second, so 0.3 s of load come before a race that only
-sorts out the slow, and 1 s before the last one; what the heat sink does afterwards takes minutes,
-and is the same for all of a round.  (Estimates; `benchmarks.tuning` records how far times still
-drift.)
+sorts out the slow, and 0.5 s more before the last one, which follows at once; what the heat sink
+does afterwards takes minutes, and is the same for all of a round.  (Estimates; `benchmarks.tuning`
+records how far times still drift.)
 
 **How many rounds.**  One sample in 28 of 5 ms strays by about 0.8 % of the median
 (benchmarks/results/2026-11-30-h200-6.jsonl: an interval of ±0.3 %), a ratio of two by 1.1 %, and
 the median of n ratios by 1.25 · 1.1 % / √n.  To tell 1 % apart with 95 % takes
 n ≥ (1.96 · 1.25 · 1.1)² = 8 rounds, and ±0.5 % takes 29.  The last race has samples of 20 ms, which
-stray less, 12 to 40 rounds of at most four candidates, and ends when each ratio is known to
-±0.5 %: 4 · 12 · 21 ms = 1 s, 3.4 s at most.
+stray less, 9 to 24 rounds of at most four candidates, and ends when each ratio is known to ±0.5 %:
+4 · 9 · 21 ms = 0.8 s, 2 s at most.
 
 How a sample is taken is not said here: a `Timer` may ask a GPU, another process, or a file.
 """
@@ -105,6 +110,7 @@ class Race:
     reference:  what the others are compared with; it never drops out for being slow.
     samples:    milliseconds of one call, of those that were timed, by name, one for each round.
     outs:       why a candidate is out, by name.
+    beaten_by:  who led when one dropped out for being slower, by name.
     firsts:     milliseconds of the faster of two launches, of those that dropped out after them.
     """
 
@@ -119,6 +125,7 @@ class Race:
         """Without a reference, or where it is lost at once, the first that is timed is one."""
         self.samples: dict[str, list[float]] = {}
         self.outs: dict[str, str] = {}
+        self.beaten_by: dict[str, str] = {}
         self.firsts: dict[str, float] = {}
         self._timer = timer
         self._names = tuple(names)
@@ -155,6 +162,10 @@ class Race:
         Of the reference itself, how far it strays from its neighbours in time.
         """
         return summarize(self._ratios(name))
+
+    def ratio_to(self, name: str, other: str) -> Times:
+        """The same to another one than the reference."""
+        return summarize(self._pairs(name, other))
 
     def times(self, name: str) -> Times:
         """The ratio in milliseconds of the reference's median."""
@@ -236,6 +247,7 @@ class Race:
                 ratio = statistics.median(self._pairs(name, leader))
                 rounds = len(self.samples[name])
                 self.outs[name] = f"beaten after {rounds} rounds: {ratio:.2f} times the fastest"
+                self.beaten_by[name] = leader
 
     def _slower_by(self, name: str, leader: str) -> float:
         """By how much it is slower than the leader beyond doubt; not above 0 where there is doubt.

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Final, TypeAlias, final
 
 from attngen import __version__
 from attngen.backend.device import cuda_device
-from attngen.diagnostics.diagnostic import AttnError
 from attngen.engines.cuda_engine import digest_source
 from attngen.ir.digest import digest_operation
 from attngen.record import record
@@ -18,7 +16,7 @@ from attngen.tuning.build import Builder, CudaBuilder, HostBuilder
 from attngen.tuning.call import Call, Subject
 from attngen.tuning.cost_model import CostModel
 from attngen.tuning.device_class import DeviceClass
-from attngen.tuning.exam import make_exam, shrink
+from attngen.tuning.exam import make_exams, shrink
 from attngen.tuning.measurement import (
     L2,
     Checked,
@@ -80,17 +78,16 @@ def tune(
     plan: Plan | None = None,
     tell: Tell = lambda progress: None,
 ) -> Findings:
-    """Search for the fastest schedule of the first call; candidates have to be right in all.
+    """Search for the fastest schedule of the first call; candidates have to be right in all that
+    are valid.
 
     Errors:  A452 no family takes it; A471 no candidate is left; A472 the timing process fails;
-             A65x a call is not valid.
+             A65x the first call is not valid.
     """
     attention = subject.attention
     space = collect(attention, subject.schedule, subject.target)
     model = CostModel(attention, calls[0], machine.device)
-    stand = Worker(
-        machine.make_bench, lambda: [make_exam(subject, c) for c in calls], machine.patience
-    )
+    stand = Worker(machine.make_bench, lambda: make_exams(subject, calls), machine.patience)
     builder = machine.make_builder(subject)
     return Search(attention.name, space, model, builder, stand, plan, tell).run()
 
@@ -102,11 +99,7 @@ def improve(subject: Subject, call: Call, machine: Machine, seconds: float) -> C
 
     Errors:  those of `tune`.
     """
-    calls = [call]
-    ragged = shrink(subject, call)
-    with suppress(AttnError):  # then the beginning of its tensors is no valid call
-        make_exam(subject, ragged)
-        calls.append(ragged)
+    calls = call, shrink(subject, call)
     findings = tune(subject, calls, machine, Plan(budget_s=seconds))
     contents = contents_of(findings, subject, call, machine)
     store = user_store()

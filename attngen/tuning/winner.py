@@ -61,9 +61,10 @@ def _tenths(us: float) -> int:
 
 def _order(record: Record) -> tuple[object, ...]:
     """Among equals: what runs where nothing is tuned, as `attngen tune` says it; no spills, little
-    shared memory, a small tile; then the schedule itself."""
+    shared memory, a small tile; of those that need the same, the faster."""
     schedule = record.schedule
     tile = (schedule.tile_q or 0) * (schedule.tile_kv or 0)
     used = record.resources
     small = used.spill_bytes, used.shared_bytes, tile
-    return not record.is_default, small, repr(schedule), record.id
+    faster = _tenths(record.times.median_us), repr(schedule), record.id
+    return not record.is_default, small, faster

@@ -17,10 +17,13 @@ from attngen.tuning.search import Plan, name_of
 from attngen.tuning.timing import RacePlan
 from attngen.tuning.tune import host_machine
 from attngen.tuning.worker import Worker
+from benchmarks.attention import RESULTS
 from benchmarks.cells import make_cells, shrink
 from benchmarks.tuning import Effort, main, summary, wanted_ahead
 from benchmarks.tuning_ahead import Ahead
 from benchmarks.tuning_jobs import LENGTHS, Example, Job, make_job, make_tasks, unlike
+from benchmarks.tuning_offline import main as offline
+from benchmarks.tuning_offline import read, replay
 from benchmarks.tuning_sweep import Seat, Thresholds, is_plain, race_all, sweep, to_the_end_s
 from tests.tuning.test_search import Simulation
 
@@ -114,7 +117,7 @@ def test_every_variant_is_a_job_with_a_ragged_call(cell: Any) -> None:
 @pytest.mark.parametrize("task", make_tasks(("examples",)), ids=lambda t: t.name)
 def test_every_example_is_a_job(task: Any) -> None:
     job = make_job(replace(task, tokens=256), H200)
-    assert job.call.sizes["Sq"] == 256
+    assert job.call.sizes["Sq"] == (49 if task.name == "examples-swin_shifted" else 256)
     assert job.space.default in job.space.candidates
 
 
@@ -127,6 +130,40 @@ def test_lengths_of_an_operation_ascend_and_no_call_comes_twice() -> None:
         assert len({(t.variant, t.D) for t in group}) == 1
         assert [t.S for t in group] == [1024, 2048, 4096, 8192, 16384]
     assert {cell.B * cell.S for cell in LENGTHS} == {16384}
+
+
+# ---- without a GPU -------------------------------------------------------------------------
+
+
+RECORDED = RESULTS / "2026-11-30-h200-tuning-2.jsonl"
+
+
+def test_a_search_of_recorded_times_is_near_the_best_after_a_tenth_of_the_time() -> None:
+    cells = {r.cell["cell"]: r for r in read([RECORDED])}
+    assert len(cells) == 18
+    for name in ("forward-causal-d128-s4096", "forward-full-d256-s4096"):
+        recorded = cells[name]
+        for seed in range(3):
+            run = replay(recorded, Plan(budget_s=None, compilers=1), 16, seed)
+            assert run.found.best is not None
+            assert recorded.behind(run.found.best.schedule) <= 1.03
+            assert len(run.found.measured) == run.compiled <= Plan().most
+            assert run.seconds <= 0.1 * recorded.exhaustive_s(16)
+
+
+def test_what_no_record_lists_is_slower_than_what_it_does() -> None:
+    recorded = read([RECORDED])[0]
+    ratios = recorded.cell["ratios"].values()
+    behind = [recorded.behind(s) for s in recorded.job.space.candidates]
+    assert min(behind) == 1.0
+    assert sum(ratio >= max(ratios) for ratio in behind) > len(behind) - len(ratios)
+
+
+def test_offline_figures_are_said_for_each_cell(capsys: pytest.CaptureFixture[str]) -> None:
+    assert offline([str(RECORDED), "--seeds", "1"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split()[:3] == ["cell", "compiled", "behind"]
+    assert len(lines) == 18
 
 
 # ---- the sweep -----------------------------------------------------------------------------

@@ -176,7 +176,36 @@ def test_a_clock_that_falls_names_no_beaten_winner(seed: int) -> None:
     assert found.best is not None
     assert found.best.schedule == found.space.default
     times = {m.schedule.stages: m.times.ms for m in found.measured if law(m.schedule) < 1.1}
-    assert times[3] / times[2] == pytest.approx(1.07, abs=0.01)
+    assert times[3] / times[2] == pytest.approx(1.07, abs=0.015)  # beaten after a few rounds
+
+
+def test_nobody_is_recorded_as_faster_than_who_beat_it() -> None:
+    def law(s: Schedule) -> float:
+        if (s.kernel, s.tile_q, s.tile_kv) != ("forward_wgmma", 128, 128):
+            return 1.3
+        if (s.late_values, s.early_weights, s.late_keys) == (0, 64, True):
+            return 0.98
+        return 1.0 if s.stages == 2 and not s.has_order else 1.04
+
+    class Unlucky(Simulation):
+        """The default meets a slow clock in the first rounds of every race."""
+
+        rounds = 0
+
+        def sample(self, name: str, repeats: int) -> float:
+            ms = super().sample(name, repeats)
+            if law(self._by_name[name]) != 1.0:
+                return ms
+            self.rounds = 0 if repeats > 50 else self.rounds + 1  # the warm-up comes first
+            return ms * (1.08 if self.rounds <= 7 else 1.0)
+
+    found = search(Unlucky(law, noise=0.002))
+    assert found.best is not None
+    assert law(found.best.schedule) == 0.98
+    beaten = [m for m in found.measured if law(m.schedule) == 1.04]
+    assert len(beaten) > 5
+    assert all(m.remark is not None for m in beaten)
+    assert [m.ratio.ms for m in beaten] == pytest.approx([1.04] * len(beaten), abs=0.01)
 
 
 @pytest.mark.parametrize(("gain", "is_chosen"), [(0.985, True), (0.995, False), (1.004, False)])
@@ -347,10 +376,36 @@ def test_a_shortlist_has_the_default_every_family_and_then_the_best() -> None:
     }  # fmt: skip
     ranked = [(s, prediction(us)) for s, us in times.items()]
     assert shortlist(ranked, wgmma(32), 5) == [
-        wgmma(32), wgmma(176), wgmma(160), mma, wgmma(144),
+        wgmma(32), wgmma(176), mma, wgmma(160), wgmma(144),
     ]  # fmt: skip
     assert shortlist(ranked, mma, 1) == [mma]
     assert shortlist(ranked, mma, 9) == [mma, wgmma(176), wgmma(160), wgmma(144)]  # no further one
+
+
+def test_a_shortlist_has_the_best_of_each_height_and_what_is_beside_the_default() -> None:
+    def wgmma(q: int, kv: int, stages: int = 2, **order: Any) -> Schedule:
+        return Schedule(
+            kernel="forward_wgmma", tile_q=q, tile_kv=kv, stages=stages, warps=q // 16, **order
+        )
+
+    late = wgmma(128, 64, late_values=0, early_weights=64, late_keys=True)
+    widths = [wgmma(128, kv) for kv in range(176, 63, -16)]
+    high, higher = wgmma(192, 64), wgmma(256, 64)
+    times = {s: 1.0 + 0.01 * i for i, s in enumerate(widths)}
+    times |= {late: 1.07, wgmma(128, 64, 3): 1.07, high: 1.15, higher: 1.3}
+    ranked = [(s, prediction(us)) for s, us in sorted(times.items(), key=lambda one: one[1])]
+    default = wgmma(128, 64)
+    assert shortlist(ranked, default, 16) == [
+        default, wgmma(128, 176), high, wgmma(128, 160), wgmma(128, 144), wgmma(128, 128), late,
+        wgmma(128, 80), wgmma(128, 64, 3),
+    ]  # fmt: skip
+
+
+def test_a_default_that_leads_is_looked_beside_once() -> None:
+    simulation = Simulation(near_to(128, 128), noise=0.002)
+    found = search(simulation)
+    assert found.best is found.default is not None
+    assert len(simulation.built) <= Plan().most - Plan().beside
 
 
 # ---- on the CPU ------------------------------------------------------------------------------

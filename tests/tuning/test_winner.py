@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attngen.ir.schedule import Schedule
 from attngen.tuning.measurement import L2, Mode, Record, Resources
 from attngen.tuning.winner import find_tied, find_winner
 
@@ -49,9 +50,17 @@ def used(**resources: int) -> Resources:
     return Resources(**{**usual, **resources})
 
 
+def ordered(early_weights: int) -> Schedule:
+    """One tile, whose steps differ in their order alone."""
+    return replace(
+        make_record().schedule, late_values=0, early_weights=early_weights, late_keys=True
+    )
+
+
 @pytest.mark.parametrize(
     ("worse", "better"),
     [
+        (make_record(402.0, schedule=ordered(128)), make_record(400.0, schedule=ordered(64))),
         (make_record(400.0, FAST, resources=used(spill_bytes=8)), make_record(402.0, SLOW)),
         (make_record(400.0, FAST, resources=used(shared_bytes=8192)),
          make_record(402.0, SLOW, resources=used())),
@@ -61,7 +70,8 @@ def used(**resources: int) -> Resources:
          make_record(403.0, SLOW, is_default=True, resources=used(spill_bytes=8))),
         (make_record(405.0, FAST, is_default=True, resources=used()), make_record(400.0, SLOW)),
     ],
-    ids=["fewest spills", "least shared memory", "smallest tile", "fastest, beyond the band",
+    ids=["the faster of those that need the same", "fewest spills", "least shared memory",
+         "smallest tile", "fastest, beyond the band",
          "the default", "faster than the default, beyond the band"],
 )  # fmt: skip
 def test_the_order_among_candidates(worse: Record, better: Record) -> None:
