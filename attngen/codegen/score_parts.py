@@ -5,8 +5,8 @@
     bases   x0 = c0 * float(kv0 - qpos)               once for a lane's keys of a tile
             s + (x0 + c0 * step)                      step = 0, 1, 8, …, constants of the loop
     addend  x0 + c0 * step                            added while q.k is scaled: one operation
-    growth  c0 / scale                                an addend's gain from key to key, where that is
-                                                      all: q.k begins with `growth * step`
+    growth  c0 / scale                                where no more depends on the key, q.k
+                                                      begins with `growth * step`
 
 Fixed is what depends on the head alone and costs more than a register.  A base is a conversion
 whose operand grows by the same amount from key to key, or its product with a factor that is the
