@@ -52,7 +52,13 @@ from attngen.compiler import (
 )
 from attngen.diagnostics.diagnostic import AttnError
 from attngen.engines.call_plan import Call, CallPlans, DoneCall, NewArray
-from attngen.engines.outputs import Outputs, due_workspaces, find_overlap, workspace_shape
+from attngen.engines.outputs import (
+    Outputs,
+    due_workspaces,
+    find_overlap,
+    why_no_tile_map,
+    workspace_shape,
+)
 from attngen.executor.errors import ReadOutside
 from attngen.frontend.check import Checked, check
 from attngen.frontend.load import Unit, load_file, load_text
@@ -397,6 +403,8 @@ class Kernel:
             reason = "it waits for the launch, which would break the capture of a graph"
             raise AttnError(ReservedArgument(None, "check=True", reason))
         compiled = self._specialise_for(binding, device, is_checked=check)
+        if not check and compiled.rendered is not None:
+            self._say_what_has_no_map(compiled.program, binding)
         self._make_ready(compiled, device, binding, like=q)
         is_ahead = _may_launch_ahead(compiled.program, device, like=q)
         workspaces = due_workspaces(compiled.program, binding, with_ahead=is_ahead)
@@ -416,8 +424,9 @@ class Kernel:
             self._raise_report(int(report[0]), binding)
         rendered = compiled.rendered
         if call is not None and is_ahead and launched is not None and rendered is not None:
-            fields, boxes = rendered.arguments.fields, rendered.program.boxes
-            done = DoneCall(launched, boxes, fields, binding, new, out_view, wanted)
+            program, fields = rendered.program, rendered.arguments.fields
+            boxes = program.boxes, program.tile_boxes
+            done = DoneCall(launched, *boxes, fields, binding, new, out_view, wanted)
             self._plans.keep(call, done)
         results = tuple(arrays[name] for name in wanted)
         return results[0] if len(results) == 1 else results
@@ -741,6 +750,13 @@ class Kernel:
 
         prepare_on_gpu(compiled.program, self._module(compiled), device)
         compiled.loaded.add(device.index)
+
+    def _say_what_has_no_map(self, program: Program, binding: Binding) -> None:
+        for box in program.tile_boxes:
+            reason = why_no_tile_map(box, binding.tensors[box.tensor])
+            if reason is not None:
+                slowly = f"`{box.tensor}` is copied by a warp, and not by tensor copies"
+                _say_once(f"{self.name}: {slowly}: {reason}")
 
     def _run(
         self, compiled: _Compiled, binding: Binding, outputs: Outputs, device: Device, like: Array

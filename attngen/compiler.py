@@ -142,6 +142,7 @@ def render_lowered(
         dtype,
         program.workspaces,
         program.boxes,
+        program.tile_boxes,
         has_tickets=program.hands_out_tiles,
         is_checked=is_checked,
     )

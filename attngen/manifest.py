@@ -42,6 +42,7 @@ from attngen.ir.program import (
     Launch,
     Program,
     TensorBox,
+    TileBox,
     Workspace,
 )
 from attngen.kernels import all_families
@@ -196,7 +197,10 @@ def _launch(
         "needs_shared_opt_in": shared > rendered.target.shared_bytes_default,
         "parameters": [asdict(param) for param in found.params],
         "workspaces": [_workspace(each, rendered) for each in launch.workspaces],
-        "tensor_maps": [_tensor_map(box) for box in launch.boxes],
+        "tensor_maps": [
+            *(_tensor_map(box) for box in launch.boxes),
+            *(_tile_map(box, rendered) for box in launch.tile_boxes),
+        ],
         "registers": found.registers,
         "stack_bytes": found.stack_bytes,
         "spill_store_bytes": 0 if spills is None else spills.store_bytes,
@@ -231,6 +235,23 @@ def _tensor_map(box: TensorBox) -> dict[str, Any]:
         "operand": box.operand,
         "box": [box.columns, box.tokens, 1, 1],
         "swizzle_bytes": box.columns * _ELEMENT_OF_A_BOX,
+        "interleave": "none",
+        "outside": "zeros",
+    }
+
+
+def _tile_map(box: TileBox, rendered: Rendered) -> dict[str, Any]:
+    """The same for a captured tensor; `dimensions` are its own, densest first.
+
+    Along one with a stride of 0 the map has one element.
+    """
+    rank = len(rendered.program.attention.tensor(box.tensor).dims)
+    return {
+        "argument": f"map_{box.value}",
+        "operand": f"t_{box.tensor}",
+        "dimensions": list(box.dims(rank)),
+        "box": [box.keys, box.rows, *[1] * (rank - 2)],
+        "swizzle_bytes": box.swizzle,
         "interleave": "none",
         "outside": "zeros",
     }
@@ -301,7 +322,7 @@ def _meaning(field: Field, attention: Attention) -> str:
         what = "query rows" if name.startswith("q_") else "keys"
         return f"the launch covers the {what} [begin, end) of the problem"
     if field.c_type == "ag_tensor_map":
-        return f"the tensor map of {name[-1]}; the launch's `tensor_maps` say which"
+        return f"the tensor map {name}; the launch's `tensor_maps` say of what"
     if field.format == "Q":
         return _pointer_meaning(name, field, attention)
     for tensor in attention.tensors:

@@ -17,7 +17,11 @@ _BYTES: Final = 128
 _ALIGNMENT: Final = 64
 
 # CUDA driver API: CUtensorMapDataType, CUtensorMapSwizzle, CUtensorMapL2promotion.
-_DATA_TYPES: Final = {"fp16": 6, "fp32": 7, "bf16": 9}
+_DATA_TYPES: Final = {
+    "bool": 0, "uint8": 0, "int8": 0, "int16": 1, "uint32": 2, "int32": 3, "fp16": 6, "fp32": 7,
+    "bf16": 9,
+}  # fmt: skip
+"""Only what is outside depends on the type: zeros, whatever it is."""
 _SWIZZLES: Final = {0: 0, 32: 1, 64: 2, 128: 3}
 _PROMOTE_128_BYTES: Final = 2
 _NOT_INTERLEAVED, _ZEROS_OUTSIDE = 0, 0

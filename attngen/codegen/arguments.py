@@ -14,7 +14,7 @@ from typing import Any, Final, final
 
 from attngen.analysis.ranges import INT32, compile_time_ranges
 from attngen.ir.attention import Attention
-from attngen.ir.program import TICKETS, TensorBox, Workspace
+from attngen.ir.program import TICKETS, TensorBox, TileBox, Workspace
 from attngen.ir.types import Element, ScalarType
 from attngen.record import record
 
@@ -87,6 +87,7 @@ def layout_arguments(
     dtype: Element,
     workspaces: tuple[Workspace, ...] = (),
     boxes: tuple[TensorBox, ...] = (),
+    tile_boxes: tuple[TileBox, ...] = (),
     *,
     has_tickets: bool = False,
     is_checked: bool = False,
@@ -95,6 +96,7 @@ def layout_arguments(
 
     workspaces:  the program's; the row state has its place in every struct.
     boxes:       the program's; a tensor map for each.
+    tile_boxes:  likewise, with a word that says whether there is one.
     has_tickets: a launch hands out query tiles.
     is_checked:  there is a place for the report.
     """
@@ -139,6 +141,10 @@ def layout_arguments(
         ("kv_begin", "int", "keys [kv_begin, kv_end)"),
         ("kv_end", "int", ""),
     ]
+    narrow += [
+        (f"has_{b.value}", "int", f"1: map_{b.value} is there; 0: its rows are not aligned")
+        for b in tile_boxes
+    ]
     narrow += [(f"n_{name}", "int", f"named dimension {name}") for name in attention.named_sizes]
     ranges = compile_time_ranges(attention)
     for param in attention.params:
@@ -150,6 +156,10 @@ def layout_arguments(
         (wide if member[1] == "ag_i64" else narrow).append(member)
     members = [
         (f"map_{b.operand}", "ag_tensor_map", _TENSOR_MAP, f"boxes of {b.operand}") for b in boxes
+    ]
+    members += [
+        (f"map_{b.value}", "ag_tensor_map", _TENSOR_MAP, f"boxes of tensor {b.tensor}")
+        for b in tile_boxes
     ]
     members += [(n, c, _FORMAT["pointer"], t) for n, c, t in pointers]
     members += [(n, c, _FORMAT[c], t) for n, c, t in [*wide, *narrow]]

@@ -86,6 +86,7 @@ def forward_context(
     scores: ScoreText | None = None,
     mask: MaskText | None = None,
     staged: tuple[StagedRead, ...] = (),
+    in_boxes: bool = False,
     reads_at_once: bool = False,
 ) -> ForwardContext:
     """The shared part of a context.
@@ -95,6 +96,7 @@ def forward_context(
     scores:     the score lines in parts; None where they are computed as they stand.
     mask:       the mask in parts, of which some join `fixed`; None where it is computed as a whole.
     staged:     what score lines read from shared memory.
+    in_boxes:   tiles of it lie there as tensor copies bring them.
     reads_at_once:  tensors are read without branches, so that reads are waited for together.
     """
     attention, launch, tiles = program.attention, program.main, program.main.tiles
@@ -129,13 +131,16 @@ def forward_context(
             attention.dtype,
             program.workspaces,
             program.boxes,
+            program.tile_boxes,
             has_tickets=program.hands_out_tiles,
             is_checked=is_checked,
         ),
         is_checked=is_checked,
         tensors=tensors,
         reading=resources.template_source("common/reads.cuh") if is_branchless else "",
-        staged=tuple(print_staged(staged, attention, tiles.tile_q, tiles.tile_kv)),
+        staged=tuple(
+            print_staged(staged, attention, tiles.tile_q, tiles.tile_kv, in_boxes=in_boxes)
+        ),
         lets=let_formulas(attention if mask is None else replace(attention, mask=None), printer),
         scale=formula(printer, attention.scale),
         score_lines=(

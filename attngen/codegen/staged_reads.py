@@ -5,9 +5,10 @@
     score   s + table[bucket(kv - qpos), h]  a diagonal: one value for each difference of both
 
 Read pair by pair, a tile's elements would take as long as its matrix products: the cache looks up
-the rows of every read one by one.  Copied, they cost one look-up for 16 bytes, and nobody waits
-for memory.  A value that many pairs of a tile share is computed once for all of them: a diagonal
-of 128 rows and 128 keys has 255 values, where there are 16384 pairs.
+the rows of every read one by one.  Copied, they cost one look-up for 16 bytes, or a few tensor
+copies for all of them, and nobody waits for memory.  A value that many pairs of a tile share is
+computed once for all of them: a diagonal of 128 rows and 128 keys has 255 values, where there are
+16384 pairs.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from attngen.ir.expr import (
     expr_type,
 )
 from attngen.ir.printer import print_expr
+from attngen.ir.program import TileBox
 from attngen.ir.traverse import children, postorder
 from attngen.ir.types import ScalarType
 from attngen.record import record
@@ -45,7 +47,9 @@ __all__ = [
     "StagedText",
     "choose_staged",
     "find_staged_reads",
+    "find_tile_boxes",
     "find_tile_nodes",
+    "is_taken_ahead",
     "name_staged",
     "print_staged",
     "staged_bytes",
@@ -56,6 +60,12 @@ _CHUNK: Final = 16
 _MOST_BYTES: Final = 4
 """Of an element."""
 _FLOAT_BYTES: Final = 4
+_AHEAD_BYTES: Final = 2
+"""Of an element that a lane takes ahead: two share a register until they are used."""
+_BOX_ALIGNMENT: Final = 1024
+"""Bytes after which the widest swizzle repeats."""
+_MOST_DIMENSIONS: Final = 5
+"""Of a tensor that a tensor map describes."""
 _PAIR: Final = ROWS | KEYS
 _NAMES: Final = _PAIR | {"s"}
 _CHEAP: Final = frozenset({"abs", "min", "max", "floor"})
@@ -98,6 +108,10 @@ class StagedText:
     clamped:    of row_dim and key_dim, those whose index is not proved to be inside.
     offset:     bytes from the beginning of what is staged for a step.
     pitch:      bytes from a row to the next.
+    box_keys:   of a tile that lies in boxes: keys of one; 0 elsewhere.
+    coordinates:  C++ text of where a tensor copy begins, the densest dimension first; () where
+                there is none.
+    is_ahead:   a lane takes its part of a tile before it has the scores.
     """
 
     what: str
@@ -115,6 +129,9 @@ class StagedText:
     clamped: tuple[int, ...]
     offset: int
     pitch: int
+    box_keys: int
+    coordinates: tuple[str, ...]
+    is_ahead: bool
 
 
 @lru_cache(maxsize=64)  # asked again for every schedule
@@ -140,21 +157,50 @@ def find_staged_reads(attention: Attention) -> tuple[StagedRead, ...]:
 
 
 def choose_staged(
-    attention: Attention, tile_q: int, tile_kv: int, steps: int, most_bytes: int
+    attention: Attention,
+    tile_q: int,
+    tile_kv: int,
+    steps: int,
+    most_bytes: int,
+    *,
+    in_boxes: bool = False,
 ) -> tuple[StagedRead, ...]:
     """Those that find room, in their order; the others are computed pair by pair.
 
     steps:       that are in shared memory at once.
     most_bytes:  for all of them.
+    in_boxes:    as for `staged_bytes`.
     """
-    chosen: list[StagedRead] = []
-    left = most_bytes
+    chosen: tuple[StagedRead, ...] = ()
     for read in find_staged_reads(attention):
-        size = steps * _bytes_of(read, tile_q, tile_kv)
-        if size <= left:
-            chosen.append(read)
-            left -= size
-    return tuple(chosen)
+        more = (*chosen, read)
+        if steps * staged_bytes(more, tile_q, tile_kv, in_boxes=in_boxes) <= most_bytes:
+            chosen = more
+    return chosen
+
+
+def find_tile_boxes(
+    reads: tuple[StagedRead, ...], attention: Attention, tile_q: int, tile_kv: int
+) -> tuple[TileBox, ...]:
+    """What tensor copies bring of the tiles, where their tensors have few enough dimensions."""
+    return tuple(
+        TileBox(
+            value=f"x{i}",
+            tensor=tile.tensor,
+            row_dim=read.row_dim,
+            key_dim=read.key_dim,
+            rows=tile_q,
+            keys=_box_bytes(read, tile_kv) // read.element_bytes,
+            swizzle=_swizzle(_box_bytes(read, tile_kv)),
+        )
+        for i, read in enumerate(reads)
+        if (tile := _tile_of(read)) is not None and len(tile.indices) <= _MOST_DIMENSIONS
+    )
+
+
+def is_taken_ahead(read: StagedRead) -> bool:
+    """Whether a lane has registers for its part of a tile while it waits for the scores."""
+    return read.pattern is Pattern.TILE and read.element_bytes == _AHEAD_BYTES
 
 
 def find_tile_nodes(reads: tuple[StagedRead, ...]) -> frozenset[int]:
@@ -240,13 +286,33 @@ def _gain(node: Expr, below: list[int | None]) -> int | None:
             return 0 if all(gain == 0 for gain in below) else None
 
 
-def staged_bytes(reads: tuple[StagedRead, ...], tile_q: int, tile_kv: int) -> int:
-    """Bytes of shared memory for one step."""
-    return sum(_bytes_of(read, tile_q, tile_kv) for read in reads)
+def staged_bytes(
+    reads: tuple[StagedRead, ...], tile_q: int, tile_kv: int, *, in_boxes: bool = False
+) -> int:
+    """Bytes of shared memory for one step.
+
+    in_boxes:  tiles lie there as tensor copies bring them.
+    """
+    return _offsets(reads, tile_q, tile_kv, in_boxes=in_boxes)[-1]
 
 
-def _bytes_of(read: StagedRead, tile_q: int, tile_kv: int) -> int:
+def _offsets(
+    reads: tuple[StagedRead, ...], tile_q: int, tile_kv: int, *, in_boxes: bool
+) -> list[int]:
+    """Where each begins, and the end, where the next step's may begin."""
+    has_boxes = in_boxes and any(read.pattern is Pattern.TILE for read in reads)
+    unit = _BOX_ALIGNMENT if has_boxes else 1
+    offsets = [0]
+    for read in reads:
+        size = _bytes_of(read, tile_q, tile_kv, in_boxes=in_boxes)
+        offsets.append(offsets[-1] + -(-size // unit) * unit)
+    return offsets
+
+
+def _bytes_of(read: StagedRead, tile_q: int, tile_kv: int, *, in_boxes: bool) -> int:
     match read.pattern:
+        case Pattern.TILE if in_boxes:
+            return tile_q * tile_kv * read.element_bytes
         case Pattern.TILE:
             return tile_q * _pitch(read, tile_kv)
         case Pattern.KEYS:
@@ -258,6 +324,16 @@ def _bytes_of(read: StagedRead, tile_q: int, tile_kv: int) -> int:
 def _pitch(read: StagedRead, tile_kv: int) -> int:
     """Bytes from a row to the next: more than it has, so that rows begin at other banks."""
     return tile_kv * read.element_bytes + max(_CHUNK, 8 * read.element_bytes)
+
+
+def _box_bytes(read: StagedRead, tile_kv: int) -> int:
+    """Bytes of a row of a box: the widest swizzle that a row of the tile is whole ones of."""
+    row = tile_kv * read.element_bytes
+    return next(span for span in (128, 64, 32, _CHUNK) if row % span == 0)
+
+
+def _swizzle(span: int) -> int:
+    return span if span > _CHUNK else 0  # rows of one chunk meet all banks as they are
 
 
 def _whole_chunks(size: int) -> int:
@@ -288,12 +364,20 @@ def _tile_of(read: StagedRead) -> Load | None:
 
 
 def print_staged(
-    reads: tuple[StagedRead, ...], attention: Attention, tile_q: int, tile_kv: int
+    reads: tuple[StagedRead, ...],
+    attention: Attention,
+    tile_q: int,
+    tile_kv: int,
+    *,
+    in_boxes: bool = False,
 ) -> Iterator[StagedText]:
     """The values as text, one behind the other in shared memory."""
-    printer, offset = ExprPrinter(attention), 0
-    for read in reads:
+    printer = ExprPrinter(attention)
+    offsets = _offsets(reads, tile_q, tile_kv, in_boxes=in_boxes)
+    boxes = {box.value: box for box in find_tile_boxes(reads, attention, tile_q, tile_kv)}
+    for i, (read, offset) in enumerate(zip(reads, offsets, strict=False)):
         tile = _tile_of(read)
+        is_boxed = in_boxes and tile is not None
         c_type, convert = _convert(read, attention)
         bodies = [printer.print(index) for index in tile.indices] if tile else []
         yield StagedText(
@@ -311,9 +395,32 @@ def print_staged(
             key_dim=read.key_dim,
             clamped=_clamped(read, tile, attention) if tile else (),
             offset=offset,
-            pitch=_pitch(read, tile_kv),
+            pitch=_box_bytes(read, tile_kv) if is_boxed else _pitch(read, tile_kv),
+            box_keys=_box_bytes(read, tile_kv) // read.element_bytes if is_boxed else 0,
+            coordinates=(
+                _coordinates(boxes[f"x{i}"], tile, [body.text for body in bodies], attention)
+                if tile is not None and is_boxed and f"x{i}" in boxes
+                else ()
+            ),
+            is_ahead=is_boxed and is_taken_ahead(read),
         )
-        offset += _bytes_of(read, tile_q, tile_kv)
+
+
+def _coordinates(
+    box: TileBox, tile: Load, indices: list[str], attention: Attention
+) -> tuple[str, ...]:
+    """Where a box begins; the index of another dimension is the nearest one there is."""
+    tensor = attention.tensor(tile.tensor)
+
+    def coordinate(d: int) -> str:
+        if d in (box.key_dim, box.row_dim):
+            return f"(int)({indices[d]})"
+        size, stride = (f"args.t_{tensor.name}_{word}{d}" for word in ("size", "stride"))
+        is_known = is_inside(tile.indices[d], tensor.dims[d])
+        index = indices[d] if is_known else f"ag_nearest({indices[d]}, {size})"
+        return f"{stride} == 0 ? 0 : (int)({index})"
+
+    return tuple(map(coordinate, box.dims(len(indices))))
 
 
 def _clamped(read: StagedRead, tile: Load, attention: Attention) -> tuple[int, ...]:

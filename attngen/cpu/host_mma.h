@@ -496,9 +496,6 @@ template <class T> AG_DEVICE T ag_load_if(const T* from, bool exists, AG_SITE) {
 AG_DEVICE void ag_copy_async(ag_u32 to, const void* from, bool valid, AG_SITE) {
     ag_host::start_copy(*ag_host::self, to, from, valid ? 16 : 0, 16, {file, line});
 }
-AG_DEVICE void ag_copy_async16(ag_u32 to, const void* from, AG_SITE) {
-    ag_host::start_copy(*ag_host::self, to, from, 16, 16, {file, line});
-}
 AG_DEVICE void ag_copy_async_part(ag_u32 to, const void* from, int bytes, AG_SITE) {
     ag_host::start_copy(*ag_host::self, to, from, (uint32_t)bytes, 16, {file, line});
 }

@@ -16,7 +16,8 @@ Whatever is unusual is None, and then the full call runs: it finds the error, an
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import partial
 from operator import itemgetter
 from struct import Struct, calcsize
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
@@ -30,10 +31,9 @@ from attngen.backend.device import (
 )
 from attngen.binding import Binding, IntegerCheck, ParamCheck
 from attngen.codegen.arguments import Field
-from attngen.engines.outputs import Encode, encode_map, reach
+from attngen.engines.outputs import Encode, encode_map, encode_tile_map, reach
 from attngen.ir.attention import Attention
-from attngen.ir.program import TensorBox
-from attngen.ir.types import Element
+from attngen.ir.program import TensorBox, TileBox
 from attngen.record import record
 
 if TYPE_CHECKING:
@@ -161,20 +161,19 @@ class CallPlans:
 
 @final
 class KnownMaps:
-    """The tensor maps of an operand, by its address: to encode one takes microseconds.
+    """The tensor maps of an array, by its address: to encode one takes microseconds.
 
     Threads may share one; two that meet a new address at once both encode it.
     """
 
-    def __init__(self, box: TensorBox, view: ArrayView, element: Element, encode: Encode) -> None:
-        self._box, self._view, self._element, self._encode = box, view, element, encode
+    def __init__(self, view: ArrayView, encode: Callable[[ArrayView], bytes]) -> None:
+        self._view, self._encode = view, encode
         self._maps: dict[int, bytes] = {}
 
     def find(self, pointer: int) -> bytes:
         found = self._maps.get(pointer)
         if found is None:
-            view = self._view._replace(pointer=pointer)
-            found = encode_map(self._box, view, self._element, self._encode)
+            found = self._encode(self._view._replace(pointer=pointer))
             if len(self._maps) >= MOST_MAPS:
                 self._maps.clear()
             self._maps[pointer] = found
@@ -186,7 +185,7 @@ class KnownMaps:
 class DoneCall:
     """What a full call launched.
 
-    boxes:   of its tensor maps.
+    boxes, tile_boxes:  of its tensor maps.
     new:     what it allocated.
     out:     the caller's own array for `o`, if any.
     wanted:  the members whose arrays it returned, in order.
@@ -194,6 +193,7 @@ class DoneCall:
 
     launched: Launched
     boxes: tuple[TensorBox, ...]
+    tile_boxes: tuple[TileBox, ...]
     fields: tuple[Field, ...]
     binding: Binding
     new: Mapping[NewArray, Array]
@@ -221,13 +221,11 @@ class CallPlan:
         ]
         self._spans = [_span(view) for view in given.values()]
         self._returned = [(*members, "o").index(member) for member in done.wanted]
-        encode = self._ready[0].driver.encode_tensor_map
-        self._maps = [
-            ("qkv".index(box.operand), KnownMaps(box, given[box.operand], binding.dtype, encode))
-            for box in done.boxes
-        ]
+        encode, order = self._ready[0].driver.encode_tensor_map, list(given)
+        maps = [*_operand_maps(done, encode), *_tile_maps(done, encode)]
+        self._maps = [(order.index(each.array), each.known) for each in maps]
         changing = [*given, *members, None]  # null stands behind them
-        changing += [f"map_{box.operand}" for box in done.boxes]
+        changing += [each.member for each in maps]
         changing += [f"p_{name}" for name in binding.params]
         self._pack, self._in_order, self._constants = _lay_out(done.fields, self._block, changing)
         assert self._fill_block(call, [pointer for pointer, _ in looks]) == self._block
@@ -284,6 +282,29 @@ class CallPlan:
             if begin < pointer + its_high and pointer + its_low < end:
                 return True
         return False
+
+
+class _Map(NamedTuple):
+    """A member of the struct that is a tensor map, and the member that points to its array."""
+
+    member: str
+    array: str
+    known: KnownMaps
+
+
+def _operand_maps(done: DoneCall, encode: Encode) -> Iterator[_Map]:
+    binding = done.binding
+    views = {"q": binding.q, "k": binding.k, "v": binding.v}
+    for box in done.boxes:
+        to_bytes = partial(encode_map, box, element=binding.dtype, encode=encode)
+        yield _Map(f"map_{box.operand}", box.operand, KnownMaps(views[box.operand], to_bytes))
+
+
+def _tile_maps(done: DoneCall, encode: Encode) -> Iterator[_Map]:
+    for box in done.tile_boxes:
+        to_bytes = partial(encode_tile_map, box, encode=encode)
+        known = KnownMaps(done.binding.tensors[box.tensor], to_bytes)
+        yield _Map(f"map_{box.value}", f"t_{box.tensor}", known)
 
 
 def _span(view: ArrayView) -> tuple[int, int]:

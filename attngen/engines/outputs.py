@@ -18,15 +18,17 @@ from attngen.ir.program import (
     MoreThan,
     Program,
     TensorBox,
+    TileBox,
     Workspace,
     evaluate_dims,
 )
-from attngen.ir.types import Element
+from attngen.ir.types import ELEMENTS, Element
 from attngen.tensor_map import TensorMap
 
 __all__ = [
     "Encode", "Outputs", "argument_values", "due_launches", "due_workspaces", "encode_map",
-    "find_overlap", "grid_size", "reach", "tensor_map", "workspace_shape",
+    "encode_tile_map", "find_overlap", "grid_size", "reach", "tensor_map",
+    "why_no_tile_map", "workspace_shape",
 ]  # fmt: skip
 
 _WORK: Final = 10_000
@@ -38,7 +40,11 @@ Encode: TypeAlias = Callable[[TensorMap], bytes]
 """A tensor map as a machine reads it, 128 bytes."""
 
 _NO_MAP: Final = bytes(128)
-"""Of an operand without elements, of which nothing is copied."""
+"""Of an array of which nothing is copied by a map."""
+
+_CHUNK: Final = 16
+"""Bytes of which addresses and strides of tensor maps are multiples."""
+_MOST_STRIDE: Final = 2**40
 
 
 @final
@@ -112,6 +118,11 @@ def argument_values(
         view = operands[box.operand]
         assert view is not None
         values[f"map_{box.operand}"] = encode_map(box, view, binding.dtype, encode)
+    for tile_box in program.tile_boxes:
+        assert encode is not None, "the program has tensor maps"
+        view = binding.tensors[tile_box.tensor]
+        values[f"has_{tile_box.value}"] = int(why_no_tile_map(tile_box, view) is None)
+        values[f"map_{tile_box.value}"] = encode_tile_map(tile_box, view, encode)
     values["q_begin"], values["q_end"] = binding.rows
     values["kv_begin"], values["kv_end"] = binding.keys
     return values
@@ -144,6 +155,46 @@ def tensor_map(box: TensorBox, view: ArrayView, element: Element) -> TensorMap:
         (box.columns, box.tokens, 1, 1),
         box.columns * element.bytes,
     )
+
+
+def encode_tile_map(box: TileBox, view: ArrayView, encode: Encode) -> bytes:
+    """The tensor map of a captured tensor; zeros where it has none.
+
+    Along a dimension that repeats one element (stride 0) there is one, at coordinate 0.
+    """
+    if why_no_tile_map(box, view) is not None:
+        return _NO_MAP
+    dims, element = box.dims(len(view.shape)), ELEMENTS[view.dtype]
+    walked = {d: view.shape[d] > 1 and view.strides[d] != 0 for d in dims}
+    sizes = tuple(view.shape[d] if walked[d] else 1 for d in dims)
+    strides = tuple(element.bytes * view.strides[d] if walked[d] else _CHUNK for d in dims[1:])
+    boxed = (box.keys, box.rows, *(1,) * (len(dims) - 2))
+    tensor = TensorMap(box.tensor, element, view.pointer, sizes, strides, boxed, box.swizzle)
+    return encode(tensor)
+
+
+def why_no_tile_map(box: TileBox, view: ArrayView) -> str | None:
+    """What keeps a tensor map from describing a captured tensor."""
+    item = ITEM_BYTES[view.dtype]
+    if 0 in view.shape:
+        return "it has no elements"
+    if view.pointer % _CHUNK:
+        return f"it begins at an address that is no multiple of {_CHUNK} bytes"
+    if view.shape[box.key_dim] > 1 and view.strides[box.key_dim] != 1:
+        return f"its elements are {view.strides[box.key_dim]} apart from key to key, not 1"
+    for d in box.dims(len(view.shape))[1:]:
+        stride = item * view.strides[d]
+        is_repeated = stride == 0 and d != box.row_dim
+        if view.shape[d] > 1 and not is_repeated and not _is_map_stride(stride):
+            return (
+                f"it has a stride of {stride} bytes along dimension {d}, which is no multiple of"
+                f" {_CHUNK} above 0 and below 2^40"
+            )
+    return None
+
+
+def _is_map_stride(stride: int) -> bool:
+    return stride % _CHUNK == 0 and 0 < stride < _MOST_STRIDE
 
 
 def workspace_shape(workspace: Workspace, binding: Binding) -> tuple[int, ...]:

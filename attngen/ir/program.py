@@ -29,6 +29,7 @@ __all__ = [
     "Program",
     "Step",
     "TensorBox",
+    "TileBox",
     "TileProgram",
     "Workspace",
     "evaluate_dims",
@@ -175,6 +176,36 @@ class TensorBox:
 
 @final
 @record
+class TileBox:
+    """What one tensor copy of a launch moves of a captured tensor, for a tile of rows and keys.
+
+    The argument `map_<value>` is the tensor map, and `has_<value>` says whether there is one: a
+    tensor whose rows cannot be copied 16 bytes at a time has none.  Along a dimension that
+    repeats one element (stride 0) the map has one.
+
+    value:             what score lines take of it, `x0`.
+    row_dim, key_dim:  the dimensions of the tensor.
+    keys, rows:        of the box.
+    swizzle:           bytes of a row of it in shared memory, within which 16-byte chunks are
+                       exchanged; 0: none are.
+    """
+
+    value: str
+    tensor: str
+    row_dim: int
+    key_dim: int
+    rows: int
+    keys: int
+    swizzle: int
+
+    def dims(self, rank: int) -> tuple[int, ...]:
+        """The tensor's dimensions in the order of the map's."""
+        walked = (self.key_dim, self.row_dim)
+        return (*walked, *(d for d in reversed(range(rank)) if d not in walked))
+
+
+@final
+@record
 class Launch:
     """One kernel launch.
 
@@ -202,6 +233,7 @@ class Launch:
     hands_out_tiles: bool = False
     spread: tuple[MoreThan, ...] = ()
     boxes: tuple[TensorBox, ...] = ()
+    tile_boxes: tuple[TileBox, ...] = ()
 
 
 @final
@@ -232,6 +264,11 @@ class Program:
     def boxes(self) -> tuple[TensorBox, ...]:
         """Those of all launches, which take the same arguments."""
         return tuple(box for launch in self.launches for box in launch.boxes)
+
+    @property
+    def tile_boxes(self) -> tuple[TileBox, ...]:
+        """Likewise."""
+        return tuple(box for launch in self.launches for box in launch.tile_boxes)
 
     def without_optional(self) -> Program:
         """The same without launches that a call can do without."""

@@ -37,7 +37,8 @@ from attngen.codegen.staged_reads import (
     StagedRead,
     choose_staged,
     find_staged_reads,
-    find_tile_nodes,
+    find_tile_boxes,
+    is_taken_ahead,
     staged_bytes,
 )
 from attngen.codegen.tiles import TileFormulas, pair_by_pair, tile_formulas
@@ -151,7 +152,6 @@ _TEMPLATES: Final = (
     "common/mma.cuh",
     "common/reads.cuh",
     "common/staged.cuh",
-    "common/copies.cuh",
     "common/wgmma.cuh",
 )
 _FEATURES: Final = (Feature.MBARRIER, Feature.TMA, Feature.SETMAXNREG, Feature.WGMMA)
@@ -199,7 +199,6 @@ class Context(ForwardContext):
     blocks_qk: int
     blocks_v: int
     staging: str
-    copying: str
     staged_bytes: int
     scores_all: bool
     clears: bool
@@ -279,6 +278,9 @@ class ForwardWgmma:
 
     def _fits(self, attention: Attention, schedule: Schedule, target: Target) -> bool:
         tile = _tile(schedule)
+        boxes = find_tile_boxes(_staged(attention, tile), attention, tile.q, tile.kv)
+        if not all(box.swizzle for box in boxes):
+            return False  # rows of 16 bytes, one by one
         shared = total_bytes(self.shared_arrays(attention, schedule))
         has_registers = _registers(attention, tile) <= _most_registers(attention, tile)
         return has_registers and shared <= target.shared_bytes_per_block
@@ -324,6 +326,7 @@ class ForwardWgmma:
                 TensorBox("k", _COLUMNS, tile.kv),
                 TensorBox("v", _COLUMNS, tile.kv),
             ),
+            tile_boxes=find_tile_boxes(_staged(attention, tile), attention, tile.q, tile.kv),
         )
         ahead = summarise_keys_ahead(
             attention, self.name, tile.q, tile.kv, warps=_SUMMARY_WARPS, least_keys=PREPASS_KEYS
@@ -401,7 +404,6 @@ class ForwardWgmma:
         mask = None if parts is None else print_mask(attention, parts, len(scores.fixed))
         takes_parts = parts is not None and _takes_parts(attention)
         serving, computing = _split_registers(attention, tile)
-        copies_rows = bool(find_tile_nodes(staged))
         shared = forward_context(
             program,
             target,
@@ -412,6 +414,7 @@ class ForwardWgmma:
             scores=scores,
             mask=mask,
             staged=staged,
+            in_boxes=True,
             reads_at_once=True,
         )
         return Context(
@@ -434,8 +437,7 @@ class ForwardWgmma:
             blocks_qk=_blocks(qk),
             blocks_v=_blocks(v),
             staging=resources.template_source("common/staged.cuh") if staged else "",
-            copying=resources.template_source("common/copies.cuh") if copies_rows else "",
-            staged_bytes=staged_bytes(staged, tile.q, tile.kv),
+            staged_bytes=staged_bytes(staged, tile.q, tile.kv, in_boxes=True),
             scores_all=scores.is_for_all,
             clears=_clears(attention, tiles),
             longest_first=_is_longest_first(attention),
@@ -564,7 +566,7 @@ def _queries(attention: Attention, tile: _Tile) -> int:
 
 def _arrays(attention: Attention, tile: _Tile, queries: int) -> tuple[SharedArray, ...]:
     qk, v = (_blocks(dim) * _ROW_BYTES for dim in head_dims(attention))
-    staged = staged_bytes(_staged(attention, tile), tile.q, tile.kv)
+    staged = staged_bytes(_staged(attention, tile), tile.q, tile.kv, in_boxes=True)
     blocks = [
         ("Query", queries * tile.q * qk, "[kQueries][kGroups][kBlocksQk][64][64]"),
         ("Key", tile.stages * tile.kv * qk, "[kStages][kBlocksQk][kTileKv][64]"),
@@ -593,7 +595,7 @@ def _piece_bytes(attention: Attention) -> int:
 
 
 def _staged(attention: Attention, tile: _Tile) -> tuple[StagedRead, ...]:
-    return choose_staged(attention, tile.q, tile.kv, tile.stages, _MOST_STAGED)
+    return choose_staged(attention, tile.q, tile.kv, tile.stages, _MOST_STAGED, in_boxes=True)
 
 
 def _barriers(tile: _Tile, queries: int, *, is_staged: bool) -> tuple[tuple[str, int, str], ...]:
@@ -626,8 +628,11 @@ def _registers(attention: Attention, tile: _Tile) -> int:
     if _scores_read_pairs(attention, tile):
         # Addresses and elements on their way: the least with which no default spills.
         more = max(more, tile.kv * 5 // 4)
-    elif _staged(attention, tile):
-        more = max(more, tile.kv * 2 // 5)  # values on their way, likewise
+    else:
+        staged = _staged(attention, tile)
+        ahead = sum(map(is_taken_ahead, staged))
+        on_their_way = tile.kv * 2 // 5 if len(staged) > ahead else 0  # likewise
+        more = max(more, ahead * tile.kv // 4, on_their_way)
     return v // 2 + tile.kv // 2 + tile.kv // 4 + _OTHER_REGISTERS + more
 
 
@@ -649,14 +654,19 @@ def _split_registers(attention: Attention, tile: _Tile) -> tuple[int, int]:
         return serving, computing
     wanted = -(-(_registers(attention, tile) + _SPARE_REGISTERS) // 8) * 8
     together = serving + 2 * computing
-    least = _MOST_LISTING if _staged(attention, tile) else _LEAST_LISTING
+    least = _MOST_LISTING if _stages_values(attention, tile) else _LEAST_LISTING
     serving = max(least, min(_MOST_LISTING, together - 2 * wanted))
     return serving, (together - serving) // 2
 
 
 def _serves_much(attention: Attention, tile: _Tile) -> bool:
-    """Whether a serving warp needs more registers: to classify a dear mask, or to copy reads."""
-    return is_dear_to_classify(attention) or bool(_staged(attention, tile))
+    """Whether a serving warp needs more registers: to classify a dear mask, or for values."""
+    return is_dear_to_classify(attention) or _stages_values(attention, tile)
+
+
+def _stages_values(attention: Attention, tile: _Tile) -> bool:
+    """Whether values are computed ahead, beside tiles, which tensor copies bring."""
+    return any(read.pattern is not Pattern.TILE for read in _staged(attention, tile))
 
 
 def _order(attention: Attention, tile: _Tile) -> StepOrder:
@@ -671,7 +681,9 @@ def _order(attention: Attention, tile: _Tile) -> StepOrder:
     is_middle = 64 < largest <= 128
     is_masked = attention.mask is not None and not is_dear and is_middle
     has_late = not (is_dear or is_masked or largest > 128 or parts <= _LATE_PARTS + 1)
-    is_whole = is_dear or (attention.mask is None and is_middle)
+    # With all of them ahead, what a lane takes of staged tiles leaves 128 keys a register short.
+    has_tiles = any(read.pattern is Pattern.TILE for read in _staged(attention, tile))
+    is_whole = not has_tiles and (is_dear or (attention.mask is None and is_middle))
     return StepOrder(
         early=parts - _LATE_PARTS if has_late else parts,
         ahead=weights if is_whole else parts // 2 * 8,

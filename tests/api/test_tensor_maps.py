@@ -13,7 +13,7 @@ from attngen.backend import device as device_module
 from attngen.backend import launch as launch_module
 from attngen.backend.device import view
 from attngen.cpu.tensor_map import encode_for_cpu
-from attngen.engines.outputs import tensor_map
+from attngen.engines.outputs import encode_tile_map, tensor_map
 from attngen.ir.types import FP16
 from attngen.kernels import forward_wgmma
 from tests.toolchain.fake_cuda import FakeDriver
@@ -72,6 +72,42 @@ def test_each_call_has_the_maps_of_its_arrays(
     # The first call, and its plan; then q, k and v of the second; nothing is encoded twice.
     assert encoded == [*"qkv", *"qkv", *"qkv"]
     assert len(kernel._plans) == 1
+
+
+def test_a_captured_tensor_has_a_map_where_its_rows_are_aligned(
+    gpus: FakeGpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[str] = []
+    encode = FakeDriver.encode_tensor_map
+
+    def counted(self: FakeDriver, tensor: Any) -> bytes:
+        encoded.append(tensor.name)
+        return encode(self, tensor)
+
+    monkeypatch.setattr(FakeDriver, "encode_tensor_map", counted)
+    text = "attention a {\n    tensor y : fp16[Sq, Skv]\n    score s + y[q, kv]\n}\n"
+    kernel = attngen.compile_text(text, schedule="kernel forward_wgmma")
+    operands, keys = draw(gpus), SKV + 2  # a row of 144 bytes
+    memory = np.zeros(SQ * keys + 16, np.float16)
+    begin = -memory.ctypes.data % 16 // 2
+    layout = kernel.render("sm_90a", dtype="fp16", head_dim=D).arguments
+
+    def call(first: int) -> tuple[dict[str, Any], Any]:
+        rows = memory[begin + first : begin + first + SQ * keys].reshape(SQ, keys)
+        tensor = gpus.tensor(rows[:, :SKV])
+        kernel(*operands, y=tensor)
+        return read_block(layout, gpus.launches[-1]["block"]), tensor
+
+    for first in (0, 8, 0, 8):
+        values, tensor = call(first)
+        (box,) = kernel.programs[0].main.tile_boxes
+        assert values["has_x0"] == 1
+        assert values["map_x0"] == encode_tile_map(box, view(tensor, "y"), encode_for_cpu)
+    assert encoded == [*"qkvy", *"qkvy", "y"]  # the first call, its plan, and another address
+    with pytest.warns(UserWarning, match="not by tensor copies: it begins at an address"):
+        values, _ = call(3)
+    assert values["has_x0"] == 0
+    assert values["map_x0"] == bytes(128)
 
 
 @pytest.mark.parametrize(

@@ -233,6 +233,25 @@ def test_its_schema(documents: Path, tmp_path: Path) -> None:
     ]
 
 
+def test_a_tensor_whose_tiles_are_copied_has_a_tensor_map(tmp_path: Path) -> None:
+    lines = "    tensor x : bf16[B, Hq, Sq, Skv]\n    score s + x[b, h, q, kv]\n"
+    path = write(tmp_path, f"attention biased {{\n{lines}}}\n")
+    result = run(
+        "compile", path, "--arch", "sm_90a", "--head-dim", "64", "--dtype", "bf16",
+        "--schedule", "kernel forward_wgmma; tile q = 128, kv = 64", "-o", tmp_path,
+    )  # fmt: skip
+    assert result.code == 0
+    manifest = json.loads((tmp_path / "biased.sm_90a.json").read_text())
+    (launch,) = manifest["launches"]
+    assert launch["tensor_maps"][-1] == {
+        "argument": "map_x0", "operand": "t_x", "dimensions": [3, 2, 1, 0], "box": [64, 128, 1, 1],
+        "swizzle_bytes": 128, "interleave": "none", "outside": "zeros",
+    }  # fmt: skip
+    meanings = {field["name"]: field["meaning"] for field in manifest["arguments"]["fields"]}
+    assert "`tensor_maps`" in meanings["map_x0"]
+    assert "map_x0 is there" in meanings["has_x0"]
+
+
 def test_it_names_no_machine(causal: Path, tmp_path: Path) -> None:
     _, manifest = _compile(causal, tmp_path / "o")
     assert str(tmp_path) not in json.dumps(manifest)

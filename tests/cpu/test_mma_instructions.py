@@ -35,7 +35,6 @@ ELSEWHERE = {"ag_copy_arrive"}
     [
         ("mma.cuh", {"ag_mma", "ag_store16"}),
         ("reads.cuh", {"ag_load_if"}),
-        ("copies.cuh", {"ag_copy_async16"}),
         ("staged.cuh", {"ag_copy_async4", "ag_shared_load"}),
     ],
 )

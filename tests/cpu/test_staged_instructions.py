@@ -179,6 +179,12 @@ def places_of_pairs(element_bytes: int, pitch: int) -> Array:
     return LANES // 4 * pitch + LANES % 4 * 2 * element_bytes
 
 
+def places_in_box(element_bytes: int, span: int) -> Array:
+    """The same of a box that a tensor copy has brought, with rows of `span` bytes."""
+    places = places_of_pairs(element_bytes, span)
+    return places ^ (places >> 3 & span - 16)
+
+
 @pytest.mark.parametrize(
     ("places", "element_bytes", "is_pair", "wavefronts", "least"),
     [
@@ -197,6 +203,9 @@ def places_of_pairs(element_bytes: int, pitch: int) -> Array:
             for keys in (32, 64, 128)
         ),
         (places_of_pairs(2, 128), 2, True, 8, 1),  # without what a row has more
+        *((places_in_box(1, span), 1, True, 1, 1) for span in (16, 32, 64, 128)),
+        *((places_in_box(2, span), 2, True, 1, 1) for span in (32, 64, 128)),
+        (places_in_box(4, 128), 4, True, 4, 2),  # every chunk of a row has one of the next row's
     ],
 )
 def test_wavefronts(

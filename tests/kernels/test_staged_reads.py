@@ -6,7 +6,7 @@ can be copied 16 bytes at a time and in others, with indices that leave the arra
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import ml_dtypes
 import numpy as np
@@ -14,13 +14,24 @@ import pytest
 
 import attngen
 from attngen import targets
+from attngen.backend.device import view
+from attngen.binding import bind
 from attngen.codegen import staged_reads
 from attngen.codegen.staged_reads import Pattern, find_staged_reads
-from attngen.compiler import lower_program, render_lowered
+from attngen.compiler import Rendered, lower_program, render_lowered
+from attngen.cpu.build import build_library
+from attngen.cpu.run import Landing, copy_apart
+from attngen.diagnostics.diagnostic import AttnError
+from attngen.engines.cpu_engine import run_on_host
+from attngen.engines.outputs import Outputs, encode_tile_map, why_no_tile_map
+from attngen.ir.program import TileBox
 from attngen.ir.traverse import postorder
 from attngen.ir.types import FLOATING
+from attngen.options import host_cache_dir
+from attngen.tensor_map import TensorMap
 
 B, H, ROWS, KEYS, D = 2, 2, 150, 200, 64
+SM_90A = targets.get("sm_90a")
 STORED = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}
 
 
@@ -39,6 +50,8 @@ class Case:
     """Elements that follow each row."""
     shift: int = 0
     """Elements before the first one."""
+    repeated: tuple[int, ...] = ()
+    """The dimensions along which there is one element."""
 
     @property
     def dtype(self) -> str:
@@ -50,8 +63,9 @@ class Case:
         outer = [self.shape[i] for i in order]
         outer[-1] += self.pad
         flat = self.values(rng, int(np.prod(outer)) + self.shift)[self.shift :]
-        memory = flat.reshape(outer)[..., : self.shape[order[-1]]]
-        return memory.transpose(np.argsort(order))
+        memory = flat.reshape(outer)[..., : self.shape[order[-1]]].transpose(np.argsort(order))
+        first = tuple(slice(1) if i in self.repeated else slice(None) for i in range(memory.ndim))
+        return np.broadcast_to(memory[first], self.shape)
 
     def values(self, rng: np.random.Generator, count: int) -> np.ndarray:
         match self.dtype:
@@ -88,6 +102,13 @@ CASES = {
     "tile behind an offset": Case(
         "bf16[N, M]", "s + x[q + 8, kv - 16]", (400, 400), TILE, "kv >= 16"
     ),
+    "tile of a head that is repeated": Case(
+        "bf16[B, Hq, Sq, Skv]", "s + x[b, h, q, kv]", (B, H, ROWS, KEYS), TILE, repeated=(0, 1)
+    ),
+    "tile of two heads": Case("fp16[N, Sq, Skv]", "s + x[h // 2, q, kv]", (1, ROWS, KEYS), TILE),
+    "tile of a row that is repeated": Case(
+        "bf16[Sq, Skv]", "s + x[q, kv]", (ROWS, KEYS), TILE, repeated=(0,)
+    ),
     "tile of the aligned row": Case("fp32[Skv, Skv]", "s + x[qpos, kv]", (KEYS, KEYS), TILE),
     "keys": Case("fp32[B, Skv]", "s + x[b, kv]", (B, KEYS), ONE, "causal"),
     "keys of 16 bits": Case("fp16[Hq, Skv]", "s * x[h, kv]", (H, KEYS), ONE),
@@ -110,17 +131,16 @@ CASES = {
     "read by read": Case("int32[Sq, Skv]", "s + 0.25 * x[x[q, kv], kv]", (ROWS, KEYS), TILE),
 }  # fmt: skip
 OF_WGMMA = {
-    "tile of heads",
-    "tile of truth",
-    "tile with long rows",
-    "tile of the aligned row",
     "keys",
     "keys that take a while",
     "diagonal backwards",
     "diagonal without a tensor",
 }
-"""Run with forward_wgmma, the others with forward_mma: what copies is the same text in both."""
-RUNS = [(n, "forward_wgmma" if n in OF_WGMMA else "forward_mma") for n in CASES]
+"""Run with forward_wgmma, the others with forward_mma: the text of these is the same in both."""
+RUNS = [
+    *((n, "forward_wgmma" if n in OF_WGMMA else "forward_mma") for n in CASES),
+    *((n, "forward_wgmma") for n, case in CASES.items() if Pattern.TILE in case.patterns),
+]
 NOT_STAGED = (
     "s + x[q, 0]",
     "s + x[q // 2, kv]",
@@ -158,6 +178,7 @@ def test_what_the_mask_reads_too_stays_where_it_is() -> None:
     assert find(f"attention a {{\ntensor x : fp32[Sq, Skv]\n{shared}}}\n") == ()
 
 
+@pytest.mark.filterwarnings("ignore:.*is copied by a warp")
 @pytest.mark.parametrize(("name", "family"), RUNS)
 def test_results(name: str, family: str, host_compiler: None) -> None:
     case, rng = CASES[name], np.random.default_rng(1)
@@ -187,6 +208,81 @@ def test_every_node_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     find_staged_reads.cache_clear()
     assert find_staged_reads(attention) == find_staged_reads(attention) == ()
     assert len(seen) == len(list(postorder(*attention.scores)))
+
+
+def render(text: str, tile: str) -> Rendered:
+    kernel = attngen.compile_text(text, engine="cpu", schedule=f"kernel forward_wgmma; {tile}")
+    return render_lowered(lower_program(kernel.checked, FLOATING["fp16"], (D, D), SM_90A))
+
+
+def run_checked(rendered: Rendered, x: np.ndarray, landing: Landing) -> None:
+    """Run under the eyes of the race detector."""
+    rng = np.random.default_rng(1)
+    shapes = {"q": (B, H, ROWS, D), "k": (B, 1, KEYS, D), "v": (B, 1, KEYS, D)}
+    arrays = {n: copy_apart(rng.standard_normal(s).astype(np.float16)) for n, s in shapes.items()}
+    views = [view(each, n) for n, each in arrays.items()]
+    binding = bind(rendered.program.attention, *views, {"x": view(x, "x")}, {})
+    written = {"o": np.empty(shapes["q"], np.float16), "lse": np.empty((B, H, ROWS), np.float32)}
+    outputs = Outputs(**{n: view(each, n, is_output=True) for n, each in written.items()})
+    library = build_library(rendered.source, cache_dir=host_cache_dir(), optimization=0)
+    run_on_host(rendered, binding, outputs, library, landing=landing, check=True)
+
+
+FENCE = "            ag_async_fence();  // between what this lane may have written"
+MIXED = CASES["tile behind an offset"]
+"""Of its tiles the first is copied by a warp, since it begins before the tensor does."""
+
+
+@pytest.mark.parametrize("landing", Landing)
+def test_tensor_copies_and_a_warp_fill_a_stage_by_turns(
+    landing: Landing, host_compiler: None
+) -> None:
+    rendered = render(text_of(MIXED), "tile q = 128, kv = 64")
+    assert rendered.source.count(FENCE) == 1
+    run_checked(rendered, MIXED.array(), landing)
+    without = "\n".join(x for x in rendered.source.splitlines() if not x.startswith(FENCE))
+    with pytest.raises(AttnError, match="with no ag_async_fence behind it"):
+        run_checked(replace(rendered, source=without), MIXED.array(), landing)
+
+
+def test_a_tensor_that_has_no_map_is_said(host_compiler: None) -> None:
+    case = CASES["tile with odd rows"]
+    text = text_of(case).replace("attention a", "attention said")
+    schedule = "kernel forward_wgmma"
+    kernel = attngen.compile_text(text, engine="cpu", schedule=schedule, arch="sm_90a")
+    given = [np.zeros((1, 1, n, D), np.float16) for n in (ROWS, KEYS, KEYS)]
+    with pytest.warns(UserWarning, match="not by tensor copies: it has a stride of 406 bytes"):
+        kernel(*given, x=case.array())
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "shift", "reason"),
+    [
+        ((2, 40, 64), (2560, 64, 1), 0, None),
+        ((2, 40, 64), (0, 64, 1), 0, None),
+        ((2, 1, 64), (2560, 3, 1), 0, None),
+        ((2, 40, 1), (2560, 64, 5), 0, None),
+        ((2, 0, 64), (2560, 64, 1), 0, "it has no elements"),
+        ((2, 40, 64), (2560, 64, 1), 8, "it begins at an address that is no multiple of 16 bytes"),
+        ((2, 40, 64), (5120, 128, 2), 0, "its elements are 2 apart from key to key, not 1"),
+        ((2, 40, 64), (2560, 0, 1), 0, "it has a stride of 0 bytes along dimension 1"),
+        ((2, 40, 64), (2560, -64, 1), 0, "it has a stride of -128 bytes along dimension 1"),
+        ((2, 40, 64), (2564, 64, 1), 0, "it has a stride of 5128 bytes along dimension 0"),
+        ((2, 40, 64), (2**39, 64, 1), 0, "it has a stride of 1099511627776 bytes"),
+    ],
+)
+def test_which_tensors_have_a_map(
+    shape: tuple[int, ...], strides: tuple[int, ...], shift: int, reason: str | None
+) -> None:
+    box = TileBox("x0", "x", row_dim=1, key_dim=2, rows=128, keys=64, swizzle=128)
+    array = view(np.empty(shape, np.float16), "x")._replace(pointer=4096 + shift, strides=strides)
+    maps: list[TensorMap] = []
+    encode_tile_map(box, array, lambda tensor: maps.append(tensor) or b"")
+    found = why_no_tile_map(box, array)
+    assert found is None if reason is None else found is not None and found.startswith(reason)
+    assert len(maps) == (reason is None)
+    for one in maps:
+        one.check()
 
 
 TWO_TILES = """attention a {
