@@ -681,12 +681,13 @@ def _order(attention: Attention, tile: _Tile) -> StepOrder:
     is_middle = 64 < largest <= 128
     is_masked = attention.mask is not None and not is_dear and is_middle
     has_late = not (is_dear or is_masked or largest > 128 or parts <= _LATE_PARTS + 1)
+    is_whole = is_dear or (attention.mask is None and is_middle)
     # With all of them ahead, what a lane takes of staged tiles leaves 128 keys a register short.
     has_tiles = any(read.pattern is Pattern.TILE for read in _staged(attention, tile))
-    is_whole = not has_tiles and (is_dear or (attention.mask is None and is_middle))
+    whole = weights - _PART_KEYS // _LANE_SHARE if has_tiles else weights
     return StepOrder(
         early=parts - _LATE_PARTS if has_late else parts,
-        ahead=weights if is_whole else parts // 2 * 8,
+        ahead=whole if is_whole else parts // 2 * 8,
         frees_key_late=is_dear or is_masked or largest > 128,
     )
 
