@@ -207,7 +207,20 @@ def make_problem(golden: Golden, rows: int, keys: int, seed: int = 0) -> Problem
     named = {t.name: make_tensor(attention, t, sizes, rng)[0] for t in attention.tensors}
     if golden.example == "ragged_prefill":  # a sequence without rows, and one without keys
         named["q_length"][0] = named["kv_length"][1] = 0
+    if golden.example == "grok_1":
+        _add_large_scores(q, k)
     return Problem(q, k, v, {**named, **params})
+
+
+_LARGE_PAIRS = ((0, 0), (16, 1), (40, 0), (57, 1))
+"""Rows and keys: a pair in each warp's rows of a tile, and in each place of a lane's four scores."""
+
+
+def _add_large_scores(q: np.ndarray, k: np.ndarray) -> None:
+    """A few products far from 0, each alone in what a warp computes in a step."""
+    for column, (row, key) in enumerate(_LARGE_PAIRS):
+        if row < q.shape[2] and key < k.shape[2]:
+            q[:, :, row, column] = k[:, :, key, column] = 13.0
 
 
 def _laid_out(x: np.ndarray, is_aligned: bool) -> np.ndarray:

@@ -14,7 +14,7 @@ from attngen.compiler import Rendered
 
 __all__ = ["has_tiles", "probe_of", "with_probe"]
 
-_DRAWS: Final = 48
+_DRAWS: Final = 800
 """Tiles that each thread asks about."""
 
 _DRAW: Final = """
@@ -93,10 +93,10 @@ AG_KERNEL(32, probe_tiles, Args) {{
         at.Sq = 1 + draws.below(1 + draws.below(args.Sq));
         at.Skv = 1 + draws.below(1 + draws.below(args.Skv));
         const int q = draws.below(at.Sq), kv = draws.below(at.Skv);
-        const int rows = draws.below(1 + draws.below(kTileQ));
+        const int rows = draws.below(1 + draws.below(1 + draws.below(kTileQ)));
         Tile tile = ends_of_rows(at, q, ag_min(q + rows, at.Sq - 1));
         tile.kv_first = kv;
-        tile.kv_last = ag_min(kv + draws.below(1 + draws.below(16 * kTileKv)), at.Skv - 1);
+        tile.kv_last = ag_min(kv + draws.below(1 + draws.below(1 + draws.below(16 * kTileKv))), at.Skv - 1);
 {body}
     }}
 }}
