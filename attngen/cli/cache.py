@@ -248,9 +248,11 @@ def prune_folder(folder: Path | None, keep: int, stale: bool, dry_run: bool) -> 
     """
     store = Store(folder or _own_folder())
     found = merge(*(part for _, _, part in store.files()))
-    gone = {record.id for record in _to_prune(found.records, keep)}
-    if stale:
-        gone |= {record.id for record, verdict in _verify(found, found.records) if verdict.is_stale}
+    gone: set[str] = set()
+    if stale:  # first: one that is fast and stale takes no place from another
+        gone = {record.id for record, verdict in _verify(found, found.records) if verdict.is_stale}
+    left = tuple(record for record in found.records if record.id not in gone)
+    gone |= {record.id for record in _to_prune(left, keep)}
     if dry_run:
         say(f"{_count(len(gone), 'record')} would go")
     else:
