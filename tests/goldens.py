@@ -134,7 +134,7 @@ GOLDENS = (
         "sm_120",
         "fp16",
         (32, 32),
-        consts=(("columns", 11), ("size", 5)),
+        consts=(("columns", 6), ("size", 5)),
     ),
     Golden("speculative_tree_bf16_d64", "speculative_tree", "sm_90a", "bf16", (64, 64), _MMA),
     Golden(

@@ -94,10 +94,8 @@ EXPLAINED = {
     ("tile.row0_low = 1;", "2"): "the first warp's minimum is at most 1",
     ("key0_low[n] = 1;", "2"): "the first key's is at most 1",
     ("tile.key0_low = 0;", "1"): "whether a pair may attend is asked of the largest alone",
+    ("ag_ballot(top <= kNear)", "<"): "at the limit polynomial and function are both right",
     ("int low = 1, high = 0;", "2"): "the first element is at most 1",
-    ("~keys_before(ag_max(at.qpos, -1) - ", "2"): "before 0 there is no key",
-    ("& (at.qpos >= 0 ? ~0u : 0)", "1"): "a row without keys has none before its limit either",
-    ("KeyParts mine[(kTileKv + 31) / 32]", "32"): "one element more, which nobody uses",
 }
 """Why a mutant survives, by a piece of its line and what was put there."""
 
