@@ -213,7 +213,7 @@ def make_problem(golden: Golden, rows: int, keys: int, seed: int = 0) -> Problem
 
 
 _LARGE_PAIRS = ((0, 0), (16, 1), (40, 0), (57, 1))
-"""Rows and keys: a pair in each warp's rows of a tile, and in each place of a lane's four scores."""
+"""Rows and keys: one for each warp of a tile, and for each place of a lane's four scores."""
 
 
 def _add_large_scores(q: np.ndarray, k: np.ndarray) -> None:

@@ -94,9 +94,10 @@ AG_KERNEL(32, probe_tiles, Args) {{
         at.Skv = 1 + draws.below(1 + draws.below(args.Skv));
         const int q = draws.below(at.Sq), kv = draws.below(at.Skv);
         const int rows = draws.below(1 + draws.below(1 + draws.below(kTileQ)));
+        const int keys = draws.below(1 + draws.below(1 + draws.below(16 * kTileKv)));
         Tile tile = ends_of_rows(at, q, ag_min(q + rows, at.Sq - 1));
         tile.kv_first = kv;
-        tile.kv_last = ag_min(kv + draws.below(1 + draws.below(1 + draws.below(16 * kTileKv))), at.Skv - 1);
+        tile.kv_last = ag_min(kv + keys, at.Skv - 1);
 {body}
     }}
 }}
