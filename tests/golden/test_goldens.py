@@ -91,10 +91,16 @@ def compile_without_spills(rendered: Rendered) -> Compiled:
     return compiled
 
 
+MANY_HEADS = 32
+
+
 @every_golden
 def test_text_is_right_on_the_cpu(golden: Golden, host_compiler: None) -> None:
     kernel = golden.kernel("cpu")
-    for rows, keys in sizes_of(golden):
+    sizes = sizes_of(golden)
+    if (kernel.attention.heads_q or 0) > MANY_HEADS:
+        sizes = sizes[::2]  # the others on a GPU alone
+    for rows, keys in sizes:
         problem = make_problem(golden, rows, keys)
         right = _reference(golden, problem)
         o = np.full((*problem.q.shape[:3], golden.head_dim[1]), np.nan, problem.q.dtype)
