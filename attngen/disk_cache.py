@@ -144,6 +144,8 @@ class DiskCache:
             except FileNotFoundError:
                 continue  # somebody deletes the directory at this moment; make it once more
             except OSError as error:
+                if isinstance(error, FileExistsError) and not path.parent.is_file():
+                    continue  # likewise, between `mkdir` and its look at what is there
                 if self.load(key) == content:
                     return True  # somebody else has just stored the same
                 self._warn("directory", f"the cache {self.directory} is not used: {error}")
