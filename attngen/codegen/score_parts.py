@@ -140,7 +140,8 @@ def _added(e: Expr) -> Expr | None:
         case _:
             return None
     if isinstance(left, Symbol):
-        return right if op is BinaryOp.ADD else Negate(right)
+        right = right if op is BinaryOp.ADD else Negate(right)
+        return right if left.name == "s" else None
     inner = _added(left)
     return None if inner is None else Binary(op, inner, right)
 
@@ -149,10 +150,11 @@ def find_growth(attention: Attention, parts: ScoreParts, most: float) -> Expr | 
     """What the addend gains from a key to the next, over the scale of q.k.
 
     None where there are further lines, where something else depends on the key, where the gain may
-    exceed `most` in either direction, or the scale is not known or not above 0.
+    exceed `most` in either direction, or the scale is not known or not above 0; and where `most` is
+    0, even of a sum that gains nothing.
     """
     addend, scale = find_addend(attention), attention.scale
-    if addend is None or len(attention.scores) > 1:
+    if addend is None or len(attention.scores) > 1 or most == 0:
         return None
     if not isinstance(scale, Const) or not scale.value > 0:
         return None

@@ -75,6 +75,8 @@ def describe(base: Base) -> tuple[str, int, str | None]:
         (["s + c + 2.0 * kv"], "c + 2.0 * float(kv)"),
         (["c + s - bias[h, q, kv]"], "c - bias[h, q, kv]"),
         (["s + c + s"], None),
+        (["c + 2.0"], None),
+        (["c + 2.0 * kv - 1.0"], None),
         (["s + s"], None),
         (["s + c * s"], None),
         (["c - s"], None),
@@ -137,6 +139,12 @@ def test_an_addend_may_not_grow_where_the_scale_is_unknown() -> None:
     for scale in ("c", "-0.25", "0.25 * slope[h]"):
         attention = variant(f"scale {scale}", "s + (kv - q)")
         assert find_growth(attention, find_score_parts(attention), 2.0) is None
+
+
+def test_nothing_grows_where_nothing_may() -> None:
+    attention = variant("scale 0.25", "s + (kv - q) - (kv - qpos)")
+    assert find_growth(attention, find_score_parts(attention), 1.0) is not None
+    assert find_growth(attention, find_score_parts(attention), 0.0) is None
 
 
 def test_slopes_of_alibi_are_known_to_be_small() -> None:

@@ -25,6 +25,8 @@ SCORES = (
     # With bf16, products of forward_wgmma begin with what these gain.
     "alibi(s)",
     "s - 0.125 * (3 * kv - q) + 0.75 * (qpos + kv)",
+    "s + (kv - q) - (kv - qpos)",  # what grows in it makes up for each other
+    "c + 2.0 * kv",  # without s
     "s - bias[h, q, kv]",
 )
 
