@@ -18,14 +18,17 @@ from attngen.diagnostics.diagnostic import AttnError, Diagnostic
 from attngen.ir.types import Element
 from attngen.record import record
 
-__all__ = ["SWIZZLES", "TensorMap", "TensorMapRefused"]
+__all__ = ["ALIGNMENT", "MOST_STRIDE", "SWIZZLES", "TensorMap", "TensorMapRefused"]
 
 SWIZZLES = (0, 32, 64, 128)
 """Bytes within which 16-byte chunks are exchanged; 0: none are."""
 
+ALIGNMENT = 16
+"""Bytes of which addresses and strides are multiples."""
 _MOST_DIMENSIONS = 5
 _MOST_SIZE = 2**32
-_MOST_STRIDE = 2**40
+MOST_STRIDE = 2**40
+"""Bytes that strides are below."""
 _MOST_BOX = 256
 
 
@@ -84,13 +87,13 @@ class TensorMap:
         if len(self.strides) != rank - 1 or len(self.box) != rank:
             yield f"{rank} dimensions need {rank - 1} strides and {rank} sizes of the box"
             return
-        if self.address % 16:
-            yield f"its address is {self.address % 16} behind a multiple of 16"
+        if self.address % ALIGNMENT:
+            yield f"its address is {self.address % ALIGNMENT} behind a multiple of {ALIGNMENT}"
         for i, size in enumerate(self.sizes):
             if not 1 <= size <= _MOST_SIZE:
                 yield f"dimension {i} has {size} elements, and 1 to 2^32 are possible"
         for i, stride in enumerate(self.strides, 1):
-            if stride % 16 or not 0 <= stride < _MOST_STRIDE:
+            if stride % ALIGNMENT or not 0 <= stride < MOST_STRIDE:
                 yield f"dimension {i} has a stride of {stride} bytes, no multiple of 16 below 2^40"
         for i, size in enumerate(self.box):
             if not 1 <= size <= _MOST_BOX:
@@ -99,7 +102,7 @@ class TensorMap:
 
     def _reasons_against_rows(self) -> Iterator[str]:
         row = self.box[0] * self.element.bytes if self.box else 0
-        if row % 16:
+        if row % ALIGNMENT:
             yield f"a row of the box has {row} bytes, which is no multiple of 16"
         if self.swizzle not in SWIZZLES:
             yield f"a swizzle spans 0, 32, 64 or 128 bytes, not {self.swizzle}"

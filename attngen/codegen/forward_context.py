@@ -54,6 +54,10 @@ class ForwardContext:
     tensors: tuple[TensorRead, ...]
     reading: str
     staged: tuple[StagedText, ...]
+    staged_in_boxes: bool
+    staged_by_maps: bool
+    staged_ahead: bool
+    staged_behind: bool
     lets: tuple[LetFormula, ...]
     scale: Formula
     score_lines: tuple[Formula, ...]
@@ -105,6 +109,7 @@ def forward_context(
 
     tensors = tensor_reads(attention, find_tile_nodes(staged))
     may_be_empty = any(tensor.is_read and tensor.clamped for tensor in tensors)
+    texts = tuple(print_staged(staged, attention, tiles.tile_q, tiles.tile_kv, in_boxes=in_boxes))
     is_branchless = reads_at_once and may_be_empty and not is_checked
 
     def optional(e: Expr | None) -> Formula | None:
@@ -138,9 +143,11 @@ def forward_context(
         is_checked=is_checked,
         tensors=tensors,
         reading=resources.template_source("common/reads.cuh") if is_branchless else "",
-        staged=tuple(
-            print_staged(staged, attention, tiles.tile_q, tiles.tile_kv, in_boxes=in_boxes)
-        ),
+        staged=texts,
+        staged_in_boxes=any(one.box_keys for one in texts),
+        staged_by_maps=any(one.coordinates for one in texts),
+        staged_ahead=any(one.is_ahead for one in texts),
+        staged_behind=any(not one.is_ahead for one in texts),
         lets=let_formulas(attention if mask is None else replace(attention, mask=None), printer),
         scale=formula(printer, attention.scale),
         score_lines=(

@@ -23,7 +23,7 @@ from attngen.ir.program import (
     evaluate_dims,
 )
 from attngen.ir.types import ELEMENTS, Element
-from attngen.tensor_map import TensorMap
+from attngen.tensor_map import ALIGNMENT, MOST_STRIDE, TensorMap
 
 __all__ = [
     "Encode", "Outputs", "argument_values", "due_launches", "due_workspaces", "encode_map",
@@ -41,10 +41,6 @@ Encode: TypeAlias = Callable[[TensorMap], bytes]
 
 _NO_MAP: Final = bytes(128)
 """Of an array of which nothing is copied by a map."""
-
-_CHUNK: Final = 16
-"""Bytes of which addresses and strides of tensor maps are multiples."""
-_MOST_STRIDE: Final = 2**40
 
 
 @final
@@ -167,7 +163,7 @@ def encode_tile_map(box: TileBox, view: ArrayView, encode: Encode) -> bytes:
     dims, element = box.dims(len(view.shape)), ELEMENTS[view.dtype]
     walked = {d: view.shape[d] > 1 and view.strides[d] != 0 for d in dims}
     sizes = tuple(view.shape[d] if walked[d] else 1 for d in dims)
-    strides = tuple(element.bytes * view.strides[d] if walked[d] else _CHUNK for d in dims[1:])
+    strides = tuple(element.bytes * view.strides[d] if walked[d] else ALIGNMENT for d in dims[1:])
     boxed = (box.keys, box.rows, *(1,) * (len(dims) - 2))
     tensor = TensorMap(box.tensor, element, view.pointer, sizes, strides, boxed, box.swizzle)
     return encode(tensor)
@@ -178,8 +174,8 @@ def why_no_tile_map(box: TileBox, view: ArrayView) -> str | None:
     item = ITEM_BYTES[view.dtype]
     if 0 in view.shape:
         return "it has no elements"
-    if view.pointer % _CHUNK:
-        return f"it begins at an address that is no multiple of {_CHUNK} bytes"
+    if view.pointer % ALIGNMENT:
+        return f"it begins at an address that is no multiple of {ALIGNMENT} bytes"
     if view.shape[box.key_dim] > 1 and view.strides[box.key_dim] != 1:
         return f"its elements are {view.strides[box.key_dim]} apart from key to key, not 1"
     for d in box.dims(len(view.shape))[1:]:
@@ -188,13 +184,13 @@ def why_no_tile_map(box: TileBox, view: ArrayView) -> str | None:
         if view.shape[d] > 1 and not is_repeated and not _is_map_stride(stride):
             return (
                 f"it has a stride of {stride} bytes along dimension {d}, which is no multiple of"
-                f" {_CHUNK} above 0 and below 2^40"
+                f" {ALIGNMENT} above 0 and below 2^40"
             )
     return None
 
 
 def _is_map_stride(stride: int) -> bool:
-    return stride % _CHUNK == 0 and 0 < stride < _MOST_STRIDE
+    return stride % ALIGNMENT == 0 and 0 < stride < MOST_STRIDE
 
 
 def workspace_shape(workspace: Workspace, binding: Binding) -> tuple[int, ...]:
