@@ -20,7 +20,7 @@ from attngen.codegen.formulas import (
 from attngen.codegen.mask_text import MaskText
 from attngen.codegen.render import template_digest
 from attngen.codegen.score_text import NearText, ScoreText, ScoreUnitText
-from attngen.codegen.staged_reads import StagedRead, StagedText, find_tile_nodes, print_staged
+from attngen.codegen.staged_reads import StagedRead, StagedTexts, find_tile_nodes, print_staged
 from attngen.ir.attention import Attention
 from attngen.ir.digest import digest_attention
 from attngen.ir.expr import Expr
@@ -53,11 +53,7 @@ class ForwardContext:
     is_checked: bool
     tensors: tuple[TensorRead, ...]
     reading: str
-    staged: tuple[StagedText, ...]
-    staged_in_boxes: bool
-    staged_by_maps: bool
-    staged_ahead: bool
-    staged_behind: bool
+    staged: StagedTexts
     lets: tuple[LetFormula, ...]
     scale: Formula
     score_lines: tuple[Formula, ...]
@@ -109,7 +105,6 @@ def forward_context(
 
     tensors = tensor_reads(attention, find_tile_nodes(staged))
     may_be_empty = any(tensor.is_read and tensor.clamped for tensor in tensors)
-    texts = tuple(print_staged(staged, attention, tiles.tile_q, tiles.tile_kv, in_boxes=in_boxes))
     is_branchless = reads_at_once and may_be_empty and not is_checked
 
     def optional(e: Expr | None) -> Formula | None:
@@ -143,11 +138,7 @@ def forward_context(
         is_checked=is_checked,
         tensors=tensors,
         reading=resources.template_source("common/reads.cuh") if is_branchless else "",
-        staged=texts,
-        staged_in_boxes=any(one.box_keys for one in texts),
-        staged_by_maps=any(one.coordinates for one in texts),
-        staged_ahead=any(one.is_ahead for one in texts),
-        staged_behind=any(not one.is_ahead for one in texts),
+        staged=print_staged(staged, attention, tiles.tile_q, tiles.tile_kv, in_boxes=in_boxes),
         lets=let_formulas(attention if mask is None else replace(attention, mask=None), printer),
         scale=formula(printer, attention.scale),
         score_lines=(

@@ -134,6 +134,30 @@ class StagedText:
     is_ahead: bool
 
 
+class StagedTexts(tuple[StagedText, ...]):
+    """The staged values of a kernel, and which kinds of them there are."""
+
+    __slots__ = ()
+
+    @property
+    def has_boxes(self) -> bool:
+        return any(one.box_keys for one in self)
+
+    @property
+    def has_copies(self) -> bool:
+        """Tensor copies bring some."""
+        return any(one.coordinates for one in self)
+
+    @property
+    def has_ahead(self) -> bool:
+        return any(one.is_ahead for one in self)
+
+    @property
+    def has_behind(self) -> bool:
+        """Some is read where the scores are."""
+        return any(not one.is_ahead for one in self)
+
+
 @lru_cache(maxsize=64)  # asked again for every schedule
 def find_staged_reads(attention: Attention) -> tuple[StagedRead, ...]:
     """Those that only the functions of the score lines compute, each once, as large as can be."""
@@ -370,8 +394,19 @@ def print_staged(
     tile_kv: int,
     *,
     in_boxes: bool = False,
-) -> Iterator[StagedText]:
+) -> StagedTexts:
     """The values as text, one behind the other in shared memory."""
+    return StagedTexts(_print_each(reads, attention, tile_q, tile_kv, in_boxes=in_boxes))
+
+
+def _print_each(
+    reads: tuple[StagedRead, ...],
+    attention: Attention,
+    tile_q: int,
+    tile_kv: int,
+    *,
+    in_boxes: bool,
+) -> Iterator[StagedText]:
     printer = ExprPrinter(attention)
     offsets = _offsets(reads, tile_q, tile_kv, in_boxes=in_boxes)
     boxes = {box.value: box for box in find_tile_boxes(reads, attention, tile_q, tile_kv)}
