@@ -9,17 +9,26 @@ Whatever is made of such comparisons is known for many keys of a row at once: th
 limit are a word of ones, and `and`, `or` and `not` are those of words.  Only the rest is asked pair
 by pair, and where it holds at all pairs of a tile, bounds alone decide.
 
+Keys may begin and end again and again:
+
+    limit    kv < qpos + 1
+    phase    kv % 256 < q % 256     a limit after each 256 keys; a word has parts of two at most
+    pattern  (q - kv) % 3 == 0      the same again after some keys, few enough to ask each
+
 A limit depends on the row, and on what no pair changes.  One that reads a tensor for each row
-counts as rest, which reads it ahead; so does one that may leave 64 bits.
+counts as rest, which reads it ahead; so does what may leave 64 bits.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Final, final
 
 from attngen.analysis.equalities import use_equalities
+from attngen.analysis.growth import find_growth_of, growth_of
 from attngen.analysis.ranges import INT64, compile_time_ranges, infer_ranges, range_of_work
 from attngen.ir.attention import Attention
 from attngen.ir.expr import (
@@ -41,18 +50,34 @@ from attngen.ir.expr import (
     expr_type,
 )
 from attngen.ir.functions import call
-from attngen.ir.interval import Interval
-from attngen.ir.traverse import children, postorder
+from attngen.ir.traverse import children, postorder, symbols
 from attngen.ir.types import ScalarType
 from attngen.record import record
 
-__all__ = ["MaskSplit", "split_mask"]
+__all__ = [
+    "WORD_KEYS",
+    "MaskSplit",
+    "Phase",
+    "as_phase",
+    "find_bounds",
+    "pieces_of_pattern",
+    "split_mask",
+]
+
+WORD_KEYS: Final = 128
+"""Keys of which a lane of a tensor-core kernel has 32, two in every 8, one bit each in a word."""
 
 _ROW: Final = frozenset({"q", "qpos"})
 _KEY: Final = frozenset({"kv"})
 _NONE: Final[frozenset[str]] = frozenset()
-_MOST_BOUNDS: Final = 8
-"""Limits of a row; each takes about as long as eight pairs."""
+_MOST_BOUNDS: Final = 12
+"""Limits of a row; each takes about as long as eight pairs, of which a word has 32."""
+_LIMITS_OF_PHASE: Final = 3
+_PIECE: Final = 8
+_MOST_PIECES: Final = 8
+"""Of 8 keys, of which a pattern asks two: half of a word's."""
+_LONGEST_PHASE: Final = 1 << 29
+"""Keys, so that twice as many are within 32 bits."""
 _MOST_NODES: Final = 512
 """Nodes of a mask beyond which all of it is rest: looking takes long."""
 
@@ -62,7 +87,7 @@ _MOST_NODES: Final = 512
 class MaskSplit:
     """A mask as `bounds and rest`; None for a part that says nothing.
 
-    bounds  `and`, `or` and `not` of comparisons `kv < limit` and of conditions on the row
+    bounds  `and`, `or` and `not` of limits, phases, patterns, and conditions on the row
     rest    any other terms of the mask
     """
 
@@ -80,20 +105,33 @@ def split_mask(attention: Attention) -> MaskSplit:
     if len(list(postorder(mask))) > _MOST_NODES:
         return MaskSplit(None, (mask,))
     finder = _Finder(attention, mask)
-    bounds: list[Expr] = []
-    rest: list[Expr] = []
-    on_rows: list[Expr] = []
-    for term in _terms(mask):
-        found = finder.bounds_of(term)
-        if found is None:
-            rest.append(term)
-        elif finder.varies(term) & _KEY:
-            bounds.append(found)
-        else:
-            on_rows.append(term)
-    if not bounds or sum(map(_limits, bounds)) > _MOST_BOUNDS:
+    terms = [(term, finder.bounds_of(term)) for term in _terms(mask)]
+    of_keys = [e for term, e in terms if e is not None and finder.varies(term) & _KEY]
+    bounds = _cheapest(of_keys)
+    if not bounds:
         return MaskSplit(None, (mask,))
-    return MaskSplit(_joined(LogicalOp.AND, (*bounds, *on_rows)), tuple(rest))
+    on_rows = [e for term, e in terms if e is not None and not finder.varies(term) & _KEY]
+    joined = _joined(LogicalOp.AND, (*bounds, *on_rows))
+    taken = {id(e) for e in (*bounds, *on_rows)}
+    return MaskSplit(joined, tuple(term for term, e in terms if id(e) not in taken))
+
+
+def find_bounds(attention: Attention, term: Expr) -> Expr | None:
+    """A term as bounds; None where it is more than that, or where a row cannot be asked so much."""
+    if len(list(postorder(term))) > _MOST_NODES:
+        return None
+    bounds = _Finder(attention, term).bounds_of(term)
+    return bounds if bounds is not None and _limits(bounds) <= _MOST_BOUNDS else None
+
+
+def _cheapest(bounds: list[Expr]) -> list[Expr]:
+    """As many of them as a row can be asked, in the order in which they are."""
+    spent, taken = 0, set[int]()
+    for e in sorted(bounds, key=_limits):
+        spent += _limits(e)
+        if spent <= _MOST_BOUNDS:
+            taken.add(id(e))
+    return [e for e in bounds if id(e) in taken]
 
 
 def _terms(mask: Expr) -> Iterator[Expr]:
@@ -110,9 +148,43 @@ def _terms(mask: Expr) -> Iterator[Expr]:
 
 def _limits(bounds: Expr) -> int:
     """How many limits are compared with `kv`."""
-    if isinstance(bounds, Not | Logical):
-        return sum(map(_limits, children(bounds)))
-    return int(isinstance(bounds, Compare))
+    match bounds:
+        case Compare(_, Symbol("kv"), _):
+            return 1
+        case _ if as_phase(bounds) is not None:
+            return _LIMITS_OF_PHASE
+        case Not() | Logical():
+            return sum(map(_limits, children(bounds)))
+        case _:
+            return pieces_of_pattern(bounds) or 0
+
+
+@final
+@record(eq=False)
+class Phase:
+    """`place < limit`, where `place` counts keys up to `period - 1`, and from 0 on again."""
+
+    place: Expr
+    period: int
+    limit: Expr
+
+
+def as_phase(e: Expr) -> Phase | None:
+    """The bounds as a phase of which a word has parts of two at most; None where it is none."""
+    match e:
+        case Compare(CompareOp.LT, Binary(BinaryOp.MOD, x, Const(int(period))) as place, limit):
+            is_phase = WORD_KEYS <= period <= _LONGEST_PHASE and growth_of(x) == 1
+            return Phase(place, period, limit) if is_phase and growth_of(limit) == 0 else None
+        case _:
+            return None
+
+
+def pieces_of_pattern(e: Expr) -> int | None:
+    """Pieces of 8 keys after which the truth is the same again; None where it depends on no key."""
+    growth = find_growth_of(e)
+    if "kv" not in symbols(e) or growth is None or growth.gain != 0:
+        return None
+    return growth.steps // math.gcd(growth.steps, _PIECE)
 
 
 class _Finder:
@@ -154,9 +226,15 @@ class _Finder:
             case Logical(op, operands):
                 return _joined(op, tuple(self.bounds_of(o) for o in operands))
             case Compare(op, left, right) if expr_type(left) is ScalarType.INT:
-                return self._compare(op, left, right)
+                return self._compare(op, left, right) or self._pattern(e)
             case _:
-                return None
+                return self._pattern(e)
+
+    def _pattern(self, e: Expr) -> Expr | None:
+        """The term where it is the same again after few keys."""
+        e = _without_abs(e)
+        pieces = pieces_of_pattern(e)
+        return e if pieces is not None and pieces <= _MOST_PIECES and self._fits(e) else None
 
     def _negated(self, bounds: Expr | None) -> Expr | None:
         return None if bounds is None else Not(bounds)
@@ -205,6 +283,8 @@ class _Finder:
                     return self._above(right, _minus(left, limit))
             case Binary(BinaryOp.FLOORDIV, left, Const(int(c))) if c > 0:
                 return self._below(left, Binary(BinaryOp.MUL, limit, Const(c)))
+            case Binary(BinaryOp.MOD, left, Const(int(c))) if c > 0:
+                return self._phase(left, c, limit)
             case Call("abs", (operand,)):
                 parts = (self._below(operand, limit), self._above(operand, _negative(limit)))
                 return _joined(LogicalOp.AND, parts)
@@ -226,10 +306,30 @@ class _Finder:
         return self._negated(self._below(x, _plus(limit, 1)))
 
     def _bound(self, limit: Expr) -> Expr | None:
-        known = infer_ranges((limit,), self._symbols, self._attention)
-        if not all(_fits(node, known) for node in postorder(limit)):
-            return None
-        return _before([limit], "min")
+        return _before([limit], "min") if self._fits(limit) else None
+
+    def _phase(self, x: Expr, period: int, limit: Expr) -> Expr | None:
+        """`x % period < limit` as bounds."""
+        while isinstance(x, Let):
+            x = x.value
+        match x, growth_of(x):
+            case Binary(BinaryOp.FLOORDIV, inner, Const(int(c))), _ if c > 0:
+                return self._phase(inner, period * c, Binary(BinaryOp.MUL, limit, Const(c)))
+            case _, -1:  # backwards: x % p is p - 1 - (-x - 1) % p
+                turned = _minus(Negate(x), Const(1))
+                return self._negated(self._phase(turned, period, _minus(Const(period), limit)))
+            case _:
+                pass
+        bounds = Compare(CompareOp.LT, Binary(BinaryOp.MOD, x, Const(period)), limit)
+        return bounds if as_phase(bounds) is not None and self._fits(bounds) else None
+
+    def _fits(self, e: Expr) -> bool:
+        """Whether all that is computed stays within 64 bits."""
+        known = infer_ranges((e,), self._symbols, self._attention)
+        return all(
+            expr_type(node) is not ScalarType.INT or range_of_work(node, known).within(*INT64.ends)
+            for node in postorder(e)
+        )
 
 
 _KV: Final = Symbol("kv", Role.INDEX, ScalarType.INT)
@@ -243,9 +343,22 @@ _TURNED: Final[Mapping[CompareOp, CompareOp]] = {
 }
 
 
-def _fits(node: Expr, known: Mapping[int, Interval]) -> bool:
-    is_int = expr_type(node) is ScalarType.INT
-    return not is_int or range_of_work(node, known).within(*INT64.ends)
+def _without_abs(e: Expr) -> Expr:
+    """`abs(x) % c == 0` is `x % c == 0`."""
+
+    def plain(x: Expr) -> Expr:
+        while isinstance(x, Let):
+            x = x.value
+        return x
+
+    match e:
+        case Compare(CompareOp.EQ | CompareOp.NE, left, Const(0)):
+            match plain(left):
+                case Binary(BinaryOp.MOD, x, Const(int())) as rest:
+                    match plain(x):
+                        case Call("abs", (inner,)):
+                            return replace(e, left=replace(rest, left=inner))
+    return e
 
 
 def _plus(e: Expr, number: int) -> Expr:

@@ -27,7 +27,7 @@ from functools import lru_cache
 from typing import Final, TypeAlias, final
 
 from attngen.analysis.equalities import use_equalities
-from attngen.analysis.key_bounds import split_mask
+from attngen.analysis.key_bounds import find_bounds, split_mask
 from attngen.analysis.ranges import INT64, compile_time_ranges, infer_ranges, range_of_work
 from attngen.codegen.expr import wraps_around
 from attngen.diagnostics.span import Span
@@ -105,6 +105,7 @@ class MaskParts:
     keys    nodes of `of_key` and `pair` that are computed once for a key of a tile
     cost    operations left for each pair, a read counted as several
     reads   whether each pair reads a tensor
+    limits  `pair` as bounds, where they say all of it
     """
 
     bounds: Expr | None
@@ -118,6 +119,13 @@ class MaskParts:
     keys: tuple[Expr, ...]
     cost: int
     reads: bool
+    limits: Expr | None = None
+
+    @property
+    def is_in_words(self) -> bool:
+        """Whether all of the rest is known for many keys at once, and nothing is bounds already."""
+        is_known = self.pair is None or self.limits is not None
+        return self.bounds is None and self.rest is not None and is_known
 
     @property
     def whole(self) -> MaskParts:
@@ -134,6 +142,7 @@ class MaskParts:
             keys=(),
             cost=cost,
             reads=reads,
+            limits=None,
         )
 
 
@@ -153,11 +162,11 @@ def find_mask_parts(attention: Attention) -> MaskParts | None:
     split = split_mask(attention)
     bounds = None
     if split.bounds is not None:
-        bounds = rewrite(fold_expr(split.bounds), _keep_narrow)
+        bounds = _as_limits(split.bounds)
     rest = _join(LogicalOp.AND, split.rest, attention.mask.span) if split.rest else None
-    limits = [] if bounds is None else _outermost(bounds, _find_scopes(bounds), (_Of.BLOCK,))
+    of_bounds = [] if bounds is None else _outermost(bounds, _find_scopes(bounds), (_Of.BLOCK,))
     if rest is None:
-        fixed = tuple(_dearest(limits))
+        fixed = tuple(_dearest(of_bounds))
         return MaskParts(bounds, None, LogicalOp.AND, None, None, None, fixed, (), (), 0, False)
     rest = _gather(_share_equal(_without_single_lets(rest)))
     scopes = _find_scopes(rest)
@@ -174,12 +183,15 @@ def find_mask_parts(attention: Attention) -> MaskParts | None:
         tuple(_dearest([e for e in parts if scopes[id(e)] is kind]))
         for kind in (_Of.BLOCK, _Of.ROW, _Of.KEY)
     )
-    fixed = tuple(_dearest([*limits, *of_block]))
+    fixed = tuple(_dearest([*of_bounds, *of_block]))
     ahead = {id(e) for e in (*fixed, *rows, *keys)}
     cost, reads = (0, False) if pair is None else _count(pair, ahead)
     if cost > _DEAREST_PAIR:
         return None
-    return MaskParts(bounds, rest, op, of_row, of_key, pair, fixed, rows, keys, cost, reads)
+    limits = None
+    if pair is not None and (found := find_bounds(attention, pair)) is not None:
+        limits = _as_limits(found)
+    return MaskParts(bounds, rest, op, of_row, of_key, pair, fixed, rows, keys, cost, reads, limits)
 
 
 def _may_overflow(attention: Attention, mask: Expr) -> bool:
@@ -198,6 +210,10 @@ def _wrapped(node: Expr, found: Interval) -> Interval:
     """What a node that wraps around leaves: sums and products of 64 bits do so in parts."""
     is_wide = expr_type(node) is ScalarType.INT and not found.within(*INT64.ends)
     return INT64 if is_wide and wraps_around(node) else found
+
+
+def _as_limits(bounds: Expr) -> Expr:
+    return rewrite(fold_expr(bounds), _keep_narrow)
 
 
 def _keep_narrow(e: Expr) -> Expr:

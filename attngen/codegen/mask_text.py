@@ -3,17 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import final
+from dataclasses import replace
+from typing import Final, final
 
+from attngen.analysis.key_bounds import as_phase, pieces_of_pattern
 from attngen.codegen.expr import Body, Emitted, ExprPrinter, Variable, member
 from attngen.codegen.formulas import FixedFormula, Formula, fixed_formula, formula, line_of
 from attngen.codegen.mask_parts import MaskParts
 from attngen.ir.attention import Attention
 from attngen.ir.expr import Compare, Expr, Logical, LogicalOp, Not, Symbol
-from attngen.ir.traverse import children
+from attngen.ir.traverse import children, postorder, symbols
 from attngen.record import record
 
-__all__ = ["MaskText", "print_mask"]
+__all__ = ["BoundsText", "MaskText", "PatternText", "print_mask"]
+
+
+_SIGNS: Final[Mapping[LogicalOp, str]] = {LogicalOp.AND: " & ", LogicalOp.OR: " | "}
+
+
+@final
+@record
+class PatternText:
+    """What the keys of every `pieces` pieces of 8 have in common: it is asked of the first."""
+
+    attends: Formula
+    pieces: int
+
+
+@final
+@record
+class BoundsText:
+    """The keys of a row that bounds allow, a word of one bit each.
+
+    words       of keys from kv0 on; those at and behind kv_end do not exist
+    patterns    the words `pattern0`, `pattern1`, … in `words`
+    has_phases  `words` calls keys_in_phase and is at the key kv0
+    takes_says  `words` takes what `of_row` and `of_key` say, as `row_says` and `keys_attend`
+    """
+
+    words: Formula
+    patterns: tuple[PatternText, ...]
+    has_phases: bool
+    takes_says: bool
 
 
 @final
@@ -23,7 +54,7 @@ class MaskText:
 
     fixed   what joins the parts of the score lines
     rows    `row.r0`, `row.r1`, …         keys  `key.k0`, `key.k1`, …
-    bounds  the keys of a row that bounds allow, a word of one bit each
+    bounds  the keys of a row that bounds allow
     of_row  what the rest says of a row   of_key, pair  likewise; None where it says nothing
     is_or   `or` stands between these, and not `and`
     reads   `pair` reads a tensor
@@ -32,7 +63,7 @@ class MaskText:
     fixed: tuple[FixedFormula, ...]
     rows: tuple[FixedFormula, ...]
     keys: tuple[FixedFormula, ...]
-    bounds: Formula | None
+    bounds: BoundsText | None
     of_row: Formula | None
     of_key: Formula | None
     pair: Formula | None
@@ -42,16 +73,24 @@ class MaskText:
     @property
     def asks_pairs(self) -> bool:
         """Whether there is more than bounds."""
+        if self.bounds is not None and self.bounds.takes_says:
+            return False
         return any(f is not None for f in (self.of_row, self.of_key, self.pair))
 
 
-def print_mask(attention: Attention, parts: MaskParts, first: int) -> MaskText:
+def print_mask(
+    attention: Attention, parts: MaskParts, first: int, *, in_words: bool = False
+) -> MaskText:
     """The text of a mask in parts.
 
-    first:  the number of the first of `fixed`, behind those of the score lines.
+    first:     the number of the first of `fixed`, behind those of the score lines.
+    in_words:  bounds have all of the mask, if it `is_in_words`.
     """
+    if in_words := in_words and parts.is_in_words:
+        parts = replace(parts, pair=None, rows=(), keys=())
     given: dict[int, Emitted] = {}
-    roots = tuple(e for e in (parts.bounds, parts.rest, parts.pair) if e is not None)
+    of_mask = (parts.bounds, parts.rest, parts.pair)
+    roots = tuple(e for e in of_mask if e is not None)
 
     def name(of: str, letter: str, first: int, nodes: tuple[Expr, ...]) -> tuple[FixedFormula, ...]:
         printer = ExprPrinter(attention, roots, wraps=True, given=dict(given))
@@ -71,11 +110,16 @@ def print_mask(attention: Attention, parts: MaskParts, first: int) -> MaskText:
     fixed = name("fixed", "c", first, parts.fixed)
     rows = name("row", "r", 0, parts.rows)
     keys = name("key", "k", 0, parts.keys)
+    bounds = None
+    if in_words:
+        bounds = _Words(attention, parts.limits, given).of_rest(parts)
+    elif parts.bounds is not None:
+        bounds = _Words(attention, parts.bounds, given).of_bounds(parts.bounds)
     return MaskText(
         fixed=fixed,
         rows=rows,
         keys=keys,
-        bounds=None if parts.bounds is None else _print_words(attention, parts.bounds, given),
+        bounds=bounds,
         of_row=term(parts.of_row),
         of_key=term(parts.of_key),
         pair=term(parts.pair, is_branchless=True),
@@ -84,55 +128,75 @@ def print_mask(attention: Attention, parts: MaskParts, first: int) -> MaskText:
     )
 
 
-def _print_words(attention: Attention, bounds: Expr, given: Mapping[int, Emitted]) -> Formula:
-    """Bounds as words of one bit for each key of a lane: `kv < limit` is `keys_before(limit, kv0)`.
+class _Words:
+    """Writes a mask as words, a bit for each key: `kv < limit` is `keys_before(limit, kv0)`."""
 
-    Keys at and behind `kv_end` do not exist.
-    """
-    printer = ExprPrinter(attention, (bounds,), wraps=True, given=given)
-    variables: dict[str, Variable] = {}
+    def __init__(
+        self, attention: Attention, bounds: Expr | None, given: Mapping[int, Emitted]
+    ) -> None:
+        self._attention = attention
+        self._given = given
+        self._bounds = () if bounds is None else (bounds,)
+        self._printer = ExprPrinter(attention, self._bounds, wraps=True, given=given)
+        self._line = None if attention.mask is None else line_of(attention.mask)
+        self._variables: dict[str, Variable] = {}
+        self._patterns: list[PatternText] = []
 
-    def value(e: Expr) -> Body:
-        body = printer.print(e, is_eager=True)
-        variables.update((v.name, v) for v in body.variables)
-        return body
+    def of_bounds(self, bounds: Expr) -> BoundsText:
+        """The keys that bounds allow."""
+        is_and = isinstance(bounds, Logical) and bounds.op is LogicalOp.AND
+        terms = children(bounds) if is_and else (bounds,)
+        of_keys = [e for e in terms if "kv" in symbols(e)]
+        of_row = [f"({self._value(e).text})" for e in terms if "kv" not in symbols(e)]
+        first, *others = of_keys
+        match first:
+            case Compare(_, Symbol("kv"), first_limit):
+                limit = self._value(first_limit)
+                end = "kv_end" if limit.c_type == "int" else f"({limit.c_type})kv_end"
+                texts = [f"keys_before(ag_min({limit.text}, {end}), kv0)"]
+            case _:
+                texts = ["keys_before(kv_end, kv0)", self._words(first)]
+        text = " & ".join([*texts, *map(self._words, others)])
+        if of_row:
+            text = f"{' && '.join(of_row)} ? {text} : 0"
+        return self._text(text)
 
-    def words(e: Expr) -> str:
+    def of_rest(self, parts: MaskParts) -> BoundsText:
+        """The keys that row, key and pair allow together."""
+        texts = ["(row_says ? ~0u : 0)"] if parts.of_row is not None else []
+        texts += ["keys_attend"] if parts.of_key is not None else []
+        texts += [self._words(parts.limits)] if parts.limits is not None else []
+        joined = _SIGNS[parts.op].join(texts)
+        joined = f"({joined})" if len(texts) > 1 else joined
+        return self._text(f"keys_before(kv_end, kv0) & {joined}", takes_says=True)
+
+    def _text(self, text: str, *, takes_says: bool = False) -> BoundsText:
+        has_phases = any(as_phase(node) is not None for node in postorder(*self._bounds))
+        words = Formula(tuple(self._variables.values()), text, self._line)
+        return BoundsText(words, tuple(self._patterns), has_phases, takes_says)
+
+    def _words(self, e: Expr) -> str:
+        if phase := as_phase(e):
+            place, end = (self._value(x).text for x in (phase.place, phase.limit))
+            return f"keys_in_phase((int)({place}), {phase.period}, {end})"
         match e:
             case Not(operand):
-                return f"~{words(operand)}"
+                return f"~{self._words(operand)}"
             case Logical(op, operands):
-                sign = " & " if op is LogicalOp.AND else " | "
-                return f"({sign.join(map(words, operands))})"
+                return f"({_SIGNS[op].join(map(self._words, operands))})"
             case Compare(_, Symbol("kv"), limit):
-                return f"keys_before({value(limit).text}, kv0)"
-            case _:
-                return f"({value(e).text} ? ~0u : 0)"
+                return f"keys_before({self._value(limit).text}, kv0)"
+        if pieces := pieces_of_pattern(e):
+            return self._pattern(e, pieces)
+        return f"({self._value(e).text} ? ~0u : 0)"
 
-    is_and = isinstance(bounds, Logical) and bounds.op is LogicalOp.AND
-    terms = children(bounds) if is_and else (bounds,)
-    of_keys = [e for e in terms if _has_limit(e)]
-    of_row = [f"({value(e).text})" for e in terms if not _has_limit(e)]
-    first, *others = of_keys
-    if isinstance(first, Compare):
-        limit = value(first.right)
-        end = "kv_end" if limit.c_type == "int" else f"({limit.c_type})kv_end"
-        texts = [f"keys_before(ag_min({limit.text}, {end}), kv0)"]
-    else:
-        texts = ["keys_before(kv_end, kv0)", words(first)]
-    text = " & ".join([*texts, *map(words, others)])
-    if of_row:
-        text = f"{' && '.join(of_row)} ? {text} : 0"
-    line = None if attention.mask is None else line_of(attention.mask)
-    return Formula(tuple(variables.values()), text, line)
+    def _pattern(self, e: Expr, pieces: int) -> str:
+        printer = ExprPrinter(self._attention, (e,), wraps=True, given=self._given)
+        attends = replace(formula(printer, e, is_eager=True), line=self._line)
+        self._patterns.append(PatternText(attends, pieces))
+        return f"pattern{len(self._patterns) - 1}"
 
-
-def _has_limit(bounds: Expr) -> bool:
-    """Whether it compares keys with a limit, and is not about the row alone."""
-    match bounds:
-        case Not() | Logical():
-            return any(map(_has_limit, children(bounds)))
-        case Compare(_, Symbol("kv"), _):
-            return True
-        case _:
-            return False
+    def _value(self, e: Expr) -> Body:
+        body = self._printer.print(e, is_eager=True)
+        self._variables.update((v.name, v) for v in body.variables)
+        return body

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final, final
 
+from attngen.analysis.growth import growth_of
 from attngen.analysis.ranges import LONGEST, compile_time_ranges, infer_ranges
 from attngen.codegen.expr import eager_lets, is_unconditional
 from attngen.ir.attention import Attention
@@ -40,8 +41,6 @@ from attngen.ir.traverse import children, postorder, symbols, tensors
 from attngen.record import record
 
 __all__ = [
-    "KEYS",
-    "ROWS",
     "Base",
     "ScoreParts",
     "cost_of_pair",
@@ -49,12 +48,7 @@ __all__ = [
     "find_called_elsewhere",
     "find_growth",
     "find_score_parts",
-    "growth_of",
 ]
-
-KEYS: Final = frozenset({"kv"})
-ROWS: Final = frozenset({"q", "qpos"})
-"""The indices that grow by 1 from a key, or a row, to the next."""
 
 _OF_A_PAIR: Final = frozenset({"q", "qpos", "kv", "s"})
 _COSTS: Final[Mapping[type, int]] = {Load: 8, Call: 8}
@@ -245,27 +239,3 @@ def _is_fixed(e: Expr) -> bool:
         isinstance(n, Load | Call) or (isinstance(n, Binary) and n.op in _DIVISIONS)
         for n in postorder(e)
     )
-
-
-def growth_of(e: Expr, walked: frozenset[str] = KEYS) -> int | None:
-    """What an integer gains from one key, or row, to the next; None where that is no constant."""
-    match e:
-        case Symbol(name) if name in walked:
-            return 1
-        case Let(_, value):
-            return growth_of(value, walked)
-        case Negate(x):
-            inner = growth_of(x, walked)
-            return None if inner is None else -inner
-        case Binary(BinaryOp.ADD | BinaryOp.SUB as op, left, right):
-            a, b = growth_of(left, walked), growth_of(right, walked)
-            if a is None or b is None:
-                return None
-            return a + b if op is BinaryOp.ADD else a - b
-        case Binary(BinaryOp.MUL, Const(int(factor)), x):
-            inner = growth_of(x, walked)
-        case Binary(BinaryOp.MUL, x, Const(int(factor))):
-            inner = growth_of(x, walked)
-        case _:
-            return None if walked & symbols(e) else 0
-    return None if inner is None else factor * inner

@@ -18,10 +18,11 @@ from enum import Enum
 from functools import lru_cache
 from typing import Final, NamedTuple, final
 
+from attngen.analysis.growth import KEYS, ROWS, growth_of
 from attngen.codegen.arguments import C_ELEMENT
 from attngen.codegen.expr import Emitted, ExprPrinter, Variable, called
 from attngen.codegen.formulas import Formula, convert_of, formula, is_inside
-from attngen.codegen.score_parts import KEYS, ROWS, find_called_elsewhere, growth_of
+from attngen.codegen.score_parts import find_called_elsewhere
 from attngen.ir.attention import Attention
 from attngen.ir.expr import (
     Binary,

@@ -401,8 +401,12 @@ class ForwardWgmma:
         tiles = pair_by_pair(attention) if is_checked else tile_formulas(attention)
         # What is computed ahead is read at pairs that a mask skips, which a check must not report.
         parts = None if is_checked else _mask_parts(attention)
-        mask = None if parts is None else print_mask(attention, parts, len(scores.fixed))
         takes_parts = parts is not None and _takes_parts(attention)
+        reads_parts = parts is not None and _reads(*_ahead_of_pairs(parts))
+        mask = None
+        if parts is not None:
+            first, in_words = len(scores.fixed), takes_parts and reads_parts
+            mask = print_mask(attention, parts, first, in_words=in_words)
         serving, computing = _split_registers(attention, tile)
         shared = forward_context(
             program,
@@ -448,7 +452,7 @@ class ForwardWgmma:
             growth=scores.growth,
             takes_parts=takes_parts,
             takes_rows=parts is not None and parts.reads and is_dear_per_pair(attention),
-            reads_parts=parts is not None and _reads(*_ahead_of_pairs(parts)),
+            reads_parts=reads_parts,
             masks_ahead=is_dear_per_pair(attention) and not takes_parts,
             weight_exponent=float_literal(math.log2(attention.dtype.weight_scale)),
             unscale_weights=float_literal(1.0 / attention.dtype.weight_scale),

@@ -16,8 +16,8 @@ from attngen.ir.attention import Attention
 from attngen.ir.semantics import evaluate
 
 __all__ = [
-    "AFFINE", "B", "DATA", "FAR", "INTS", "TRUTHS", "build", "make_far", "make_tensors", "pairs",
-    "symbols",
+    "AFFINE", "B", "DATA", "FAR", "INTS", "PERIODIC", "TRUTHS", "build", "make_far", "make_tensors",
+    "pairs", "symbols",
 ]  # fmt: skip
 
 B, Hq = 2, 2
@@ -190,3 +190,27 @@ AFFINE = st.recursive(
     ),
     max_leaves=4,
 )
+
+_WALKS = st.sampled_from(
+    ["kv", "kv - q", "q - kv", "kv + qpos - w", "kv // 4", "3 * kv", "-kv - 1", "kv // 2 * 3 + 1"]
+)
+_PERIODS = st.sampled_from(["2", "3", "6", "8", "24", "32", "64", "100", "128", "150", "777"])
+_TURNS = st.one_of(
+    st.tuples(_WALKS, _PERIODS).map(lambda t: f"({t[0]}) % {t[1]}"),
+    st.tuples(_WALKS, _PERIODS).map(lambda t: f"(({t[0]}) // 5) % {t[1]}"),
+    st.tuples(_WALKS, _PERIODS).map(lambda t: f"(({t[0]}) % {t[1]}) // 3"),
+    st.tuples(_WALKS, _PERIODS).map(lambda t: f"abs({t[0]}) % {t[1]}"),
+    _PERIODS.map(lambda c: f"abs(q % {c} - kv % {c})"),
+)
+_OF_TURNS = st.sampled_from(["0", "1", "3", "60", "-2", "900", "q % 150", "w * 20", "plen[b]"])
+PERIODIC = st.recursive(
+    st.tuples(_TURNS, st.sampled_from(["<", "<=", "==", "!=", ">", ">="]), _OF_TURNS).map(" ".join),
+    lambda inner: st.one_of(
+        st.tuples(inner, st.sampled_from(["and", "or"]), inner | AFFINE).map(
+            lambda t: f"({t[0]} {t[1]} {t[2]})"
+        ),
+        inner.map(lambda x: f"not ({x})"),
+    ),
+    max_leaves=3,
+)
+"""Masks under which keys of a row begin and end again and again."""

@@ -33,7 +33,7 @@ def shown(e: Expr | None) -> str | None:
     return None if e is None else print_expr(e)
 
 
-NEAR = "abs(q % 5 - kv % 5) <= 1"
+NEAR = "abs(q % w - kv % w) <= 1"
 
 
 @pytest.mark.parametrize(
@@ -62,10 +62,10 @@ def test_terms(
     ("mask", "rows", "keys"),
     [
         ("causal and document(doc)", ["doc[b, qpos]"], ["doc[b, kv]"]),
-        ("kv % 2 <= q + 1 - w", [], ["kv % 2"]),
-        (NEAR, ["q % 5"], ["kv % 5"]),
+        ("kv % w <= q + 1 - w", [], ["kv % w"]),
+        (NEAR, ["q % w"], ["kv % w"]),
         # Comparing a part costs no more than a part of its own would.
-        ("kv < q or (q % 4 == kv % 4 and q % 4 < 2)", ["q % 4"], ["kv % 4"]),
+        ("kv < q or (q % w == kv % w and q % w < 2)", ["q % w"], ["kv % w"]),
         # The read depends on both, its indices do not.
         ("table[q // 4, kv // 4]", ["q // 4"], ["kv // 4"]),
         ("kv == q or (keep[b, kv] and kv < q)", [], ["keep[b, kv]"]),
@@ -129,10 +129,47 @@ def test_text() -> None:
     assert text.pair is not None
     assert text.pair.text == "row.r0 == key.k0"
     assert text.bounds is not None
-    assert text.bounds.text == (
+    assert text.bounds.words.text == (
         "(at.qpos >= 0) ? keys_before(ag_min(at.qpos + 1, kv_end), kv0) : 0"
     )
     assert [part.c_type for part in (*text.rows, *text.keys)] == ["int", "int"]
+
+
+def test_text_of_what_begins_again() -> None:
+    mask = "(kv % 128 < q or abs(q - kv) % 3 != 0) and not kv % 16 == w"
+    bounds = print_mask(build(mask), parts_of(mask), 0).bounds
+    assert bounds is not None
+    assert bounds.words.text == (
+        "keys_before(kv_end, kv0) & "
+        "(keys_in_phase((int)(at.kv & 127), 128, at.q) | pattern0) & ~pattern1"
+    )
+    assert bounds.has_phases
+    assert [(p.attends.text, p.pieces) for p in bounds.patterns] == [
+        ("ag_mod(at.q - at.kv, 3) != 0", 3),
+        ("(at.kv & 15) == args.p_w", 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mask", "words"),
+    [
+        ("keep[b, kv]", "keys_attend"),
+        ("keep[b, kv] and ids[b, q] > 0", "((row_says ? ~0u : 0) & keys_attend)"),
+        ("keep[b, kv] or kv % 4 == q % 4", "(keys_attend | pattern0)"),
+        ("keep[b, kv] or kv >= q", "(keys_attend | ~keys_before(at.q, kv0))"),
+        ("keep[b, kv] or kv * kv < q", None),
+        ("keep[b, kv] and kv < w", None),
+    ],
+)
+def test_text_of_all_in_words(mask: str, words: str | None) -> None:
+    text = print_mask(build(mask), parts_of(mask), 0, in_words=True)
+    if words is None:
+        assert text.bounds is None or not text.bounds.takes_says
+        return
+    assert text.bounds is not None
+    assert text.bounds.words.text == f"keys_before(kv_end, kv0) & {words}"
+    assert text.pair is None
+    assert not text.asks_pairs
 
 
 # ---- the same value at every pair ----------------------------------------------------------------

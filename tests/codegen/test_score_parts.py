@@ -11,7 +11,6 @@ from attngen.codegen.score_parts import (
     find_addend,
     find_growth,
     find_score_parts,
-    growth_of,
 )
 from attngen.ir.attention import Attention
 from attngen.ir.expr import ToFloat
@@ -95,16 +94,6 @@ def test_what_the_mask_computes_as_well_stays_where_it_is() -> None:
     text = f"attention a {{{DECLARED}{let}    score s + d\n    mask d < 9.0\n}}\n"
     attention = attngen.compile_text(text).attention
     assert find_score_parts(attention).bases == ()
-
-
-@pytest.mark.parametrize(
-    ("score", "growth"),
-    [("kv", 1), ("q", 0), ("-kv", -1), ("kv * 4 - q", 4), ("kv + kv", 2), ("kv // 2", None)],
-)
-def test_growth(score: str, growth: int | None) -> None:
-    (line,) = variant(f"s + ({score})").scores
-    operand = line.right.operand  # type: ignore[union-attr]
-    assert growth_of(operand) == growth
 
 
 @pytest.mark.parametrize(

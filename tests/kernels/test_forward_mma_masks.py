@@ -22,7 +22,7 @@ from attngen.cpu.run import Mode
 from attngen.engines.cpu_engine import run_on_host
 from attngen.engines.outputs import Outputs
 from attngen.ir.types import FLOATING
-from tests.analysis.masks import AFFINE, TRUTHS, make_tensors
+from tests.analysis.masks import AFFINE, PERIODIC, TRUTHS, make_tensors
 from tests.judge import poison_dead_keys
 
 from .family import join
@@ -31,6 +31,20 @@ HEADS = (2, 1)
 SCHEDULE = "kernel forward_mma; tile q = 16, kv = 16; warps 1"
 SIZES = ((20, 20, True), (1, 70, False), (40, 23, True), (37, 600, False))
 """(rows, keys, sorted documents); 600 keys are more tiles of 16 than a warp has lanes."""
+
+RECURRING = (
+    "(q - kv) % 2 == 0 and abs(q - kv) <= 30",
+    "abs(q - kv) % 3 == 0 or kv < 5",
+    "abs(q % 150 - kv % 150) <= w",
+    "(q - kv) % 130 < w and kv <= qpos",
+    "abs(q // 10 - kv // 10) <= 1 and abs(q % 10 - kv % 10) <= 2",
+    "kv % 32 < w or kv // 16 % 16 == q % 16",
+)
+"""Masks under which keys of a row begin and end again and again, and no pair is asked."""
+RECURRING_AND_MORE = (
+    "kv % 128 < 96 and doc[b, kv] == ids[b, q]",
+    "kv // 3 % 4 != q % 4 and keep[b, kv]",
+)
 
 
 def compile_mask(
@@ -79,8 +93,22 @@ def _as_declared(x: np.ndarray) -> np.ndarray:
 @settings(max_examples=2, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 @given(st.lists(TRUTHS | AFFINE, min_size=24, max_size=24, unique=True))
 def test_random_masks(tmp_path_factory: Any, host_compiler: None, masks: list[str]) -> None:
-    compiled = [compile_mask(i, mask) for i, mask in enumerate(masks)]
-    folder: Path = tmp_path_factory.mktemp("masks")
+    check_all(masks, tmp_path_factory.mktemp("masks"), SCHEDULE)
+
+
+@settings(max_examples=1, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@given(st.lists(PERIODIC, min_size=12, max_size=12, unique=True))
+def test_masks_that_begin_and_end_again(
+    tmp_path_factory: Any, host_compiler: None, masks: list[str]
+) -> None:
+    wide = "kernel forward_mma; tile q = 16, kv = 144; warps 1"  # a word and a part of one
+    check_all(RECURRING, tmp_path_factory.mktemp("wide"), wide)
+    check_all([*RECURRING_AND_MORE, *masks], tmp_path_factory.mktemp("masks"), SCHEDULE)
+
+
+def check_all(masks: Any, folder: Path, schedule: str, target: str = "sm_80") -> None:
+    """Compare each with the oracle at all sizes."""
+    compiled = [compile_mask(i, mask, schedule, target) for i, mask in enumerate(masks)]
     text = join([rendered for _, rendered in compiled])
     library = build_library(text, cache_dir=folder, optimization=0)
     for mask, (kernel, rendered) in zip(masks, compiled, strict=True):
