@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, final
 from attngen import resources
 from attngen.analysis.tile_classes import classify_tiles
 from attngen.codegen.expr import float_literal
+from attngen.codegen.formulas import Formula
 from attngen.codegen.forward_context import ForwardContext, forward_context, head_dims
 from attngen.codegen.mask_parts import MaskParts, find_mask_parts, is_dear_per_pair
 from attngen.codegen.mask_text import print_mask
@@ -50,6 +51,7 @@ from attngen.kernels.tensor_cores import (
     folds_scale,
     has_bounded_tiles,
     loop_reasons,
+    most_growth,
     problem_reasons,
     summarise_keys_ahead,
     tile_kv_reasons,
@@ -111,6 +113,7 @@ class Context(ForwardContext):
     query_in_registers: bool
     is_aligned: bool
     folds_scale: bool
+    growth: Formula | None
     masks_ahead: bool
     lowers_weights: bool
     weight_exponent: str
@@ -305,6 +308,7 @@ class ForwardMma:
             is_checked=is_checked,
             is_dear=cost_of_pair(attention) > CHEAP_SCORE,
             takes_unit=True,
+            most_growth=most_growth(attention, tile.kv),
             staged=staged,
         )
         printer = scores.printer
@@ -344,6 +348,7 @@ class ForwardMma:
             query_in_registers=_query_in_registers(attention, tile, target),
             is_aligned=is_aligned,
             folds_scale=folds_scale(attention),
+            growth=scores.growth,
             masks_ahead=is_dear_per_pair(attention),
             lowers_weights=attention.dtype.weight_scale > 1.0,
             weight_exponent=float_literal(math.log2(attention.dtype.weight_scale)),

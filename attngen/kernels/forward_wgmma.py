@@ -71,6 +71,7 @@ from attngen.kernels.tensor_cores import (
     folds_scale,
     has_bounded_tiles,
     loop_reasons,
+    most_growth,
     problem_reasons,
     summarise_keys_ahead,
     tile_kv_reasons,
@@ -94,8 +95,6 @@ _STAGES: Final = 2
 _SHARED_BYTES: Final = sm_90a.TARGET.shared_bytes_per_block  # no other target has wgmma
 _MARGIN: Final = 8.0
 """Powers of two that `margin` is, so that a row's maximum seldom rises past it."""
-_MOST_GROWN: Final = 256.0
-"""What an addend may gain within a tile where products begin with it: they err by 2^-13 then."""
 _PIECES: Final = 4
 """Pieces of lists on their way: what is being worked on, and enough ahead of it."""
 _PIECE_BYTES: Final = 48
@@ -392,7 +391,7 @@ class ForwardWgmma:
             is_checked=is_checked,
             is_dear=cost_of_pair(attention) > CHEAP_SCORE,
             takes_unit=shifts_weights,
-            most_growth=_most_growth(attention, tile),
+            most_growth=most_growth(attention, tile.kv),
             staged=staged,
         )
         printer = scores.printer
@@ -462,16 +461,6 @@ class ForwardWgmma:
             output=printer.print_row_formula(state.output, names),
             lse="" if state.lse is None else printer.print_row_formula(state.lse, names),
         )
-
-
-def _most_growth(attention: Attention, tile: _Tile) -> float:
-    """By which an addend may grow from key to key at most, for products to begin with it.
-
-    q.k is then rounded as a number of the size of what was gained, which weights of bf16 hide.
-    """
-    assert attention.dtype is not None
-    is_rounded = attention.dtype.weight_scale == 1.0 and attention.row_state.running_max
-    return _MOST_GROWN / tile.kv if is_rounded else 0.0
 
 
 def _margin(attention: Attention, scores: ScoreText) -> str:

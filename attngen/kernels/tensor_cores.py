@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Final
 
+from attngen.analysis.key_bounds import WORD_KEYS
 from attngen.analysis.ranges import compile_time_ranges, infer_ranges
 from attngen.codegen.forward_context import head_dims
 from attngen.codegen.mask_text import MaskText
@@ -34,6 +35,7 @@ __all__ = [
     "describe",
     "folds_scale",
     "has_bounded_tiles",
+    "most_growth",
     "loop_reasons",
     "problem_reasons",
     "summarise_keys_ahead",
@@ -47,8 +49,8 @@ CHEAP_SCORE: Final = 3
 _LARGEST_HEAD_DIM: Final = 256
 _MOST_AHEAD: Final = 128
 """Keys of a tile: a lane keeps a bit for each of its pairs in a row, in 32 bits."""
-_WORD_KEYS: Final = 128
-"""Keys of a tile of which a lane has 32, one bit of a word each."""
+_MOST_GROWN: Final = 256.0
+"""What an addend may gain within a tile where products begin with it: they err by 2^-13 then."""
 _TILES_AT_ONCE: Final = 32
 """Key tiles that a warp classifies together, one a lane; so many are a group."""
 
@@ -105,6 +107,16 @@ def folds_scale(attention: Attention) -> bool:
     return not found.nan and found.low > 0 and found.high < math.inf
 
 
+def most_growth(attention: Attention, tile_kv: int) -> float:
+    """By which an addend may grow from key to key at most, for products to begin with it.
+
+    q.k is then rounded as a number of the size of what was gained, which weights of bf16 hide.
+    """
+    assert attention.dtype is not None
+    is_rounded = attention.dtype.weight_scale == 1.0 and attention.row_state.running_max
+    return _MOST_GROWN / tile_kv if is_rounded else 0.0
+
+
 def summarise_keys_ahead(
     attention: Attention, family: str, tile_q: int, tile_kv: int, *, warps: int, least_keys: int
 ) -> tuple[Launch, ...]:
@@ -148,7 +160,7 @@ def describe(schedule: Schedule) -> str:
 def bound_words(schedule: Schedule) -> int:
     """Words of one bit for each key of a lane in a tile."""
     assert schedule.tile_kv is not None, "complete the schedule first"
-    return -(-schedule.tile_kv // _WORD_KEYS)
+    return -(-schedule.tile_kv // WORD_KEYS)
 
 
 def has_bounded_tiles(mask: MaskText | None, tiles: TileFormulas, scores: ScoreText) -> bool:

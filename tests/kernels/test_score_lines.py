@@ -22,7 +22,7 @@ SCORES = (
     "s - c * (3 * kv - q)",
     "c * (kv - q) + s",
     "s + slope[h] * (q - 2 * kv)",
-    # With bf16, products of forward_wgmma begin with what these gain.
+    # With bf16, products begin with what these gain.
     "alibi(s)",
     "s - 0.125 * (3 * kv - q) + 0.75 * (qpos + kv)",
     "s + (kv - q) - (kv - qpos)",  # what grows in it makes up for each other
@@ -33,7 +33,12 @@ SCORES = (
 
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    [("forward_mma", "fp16"), ("forward_wgmma", "fp16"), ("forward_wgmma", "bf16")],
+    [
+        ("forward_mma", "fp16"),
+        ("forward_mma", "bf16"),
+        ("forward_wgmma", "fp16"),
+        ("forward_wgmma", "bf16"),
+    ],
 )
 @pytest.mark.parametrize("score", SCORES)
 def test_score(score: str, family: str, dtype: str, host_compiler: None) -> None:
