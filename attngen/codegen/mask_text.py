@@ -148,15 +148,14 @@ class _Words:
         terms = children(bounds) if is_and else (bounds,)
         of_keys = [e for e in terms if "kv" in symbols(e)]
         of_row = [f"({self._value(e).text})" for e in terms if "kv" not in symbols(e)]
-        first, *others = of_keys
-        match first:
-            case Compare(_, Symbol("kv"), first_limit):
+        match of_keys:
+            case [Compare(_, Symbol("kv"), first_limit), *others]:
                 limit = self._value(first_limit)
                 end = "kv_end" if limit.c_type == "int" else f"({limit.c_type})kv_end"
-                texts = [f"keys_before(ag_min({limit.text}, {end}), kv0)"]
-            case _:
-                texts = ["keys_before(kv_end, kv0)", self._words(first)]
-        text = " & ".join([*texts, *map(self._words, others)])
+                first = f"keys_before(ag_min({limit.text}, {end}), kv0)"
+            case others:
+                first = "keys_before(kv_end, kv0)"
+        text = " & ".join([first, *map(self._words, others)])
         if of_row:
             text = f"{' && '.join(of_row)} ? {text} : 0"
         return self._text(text)

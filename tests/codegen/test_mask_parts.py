@@ -150,6 +150,13 @@ def test_text_of_what_begins_again() -> None:
     ]
 
 
+def test_bounds_that_turn_out_to_be_no_bounds() -> None:
+    mask = "kv % 1 == 0 and keep[b, kv]"
+    bounds = print_mask(build(mask), parts_of(mask), 0).bounds
+    assert bounds is not None
+    assert bounds.words.text == "(true) ? keys_before(kv_end, kv0) : 0"
+
+
 @pytest.mark.parametrize(
     ("mask", "words"),
     [
