@@ -56,7 +56,7 @@ def parse(shown: str, kernel: str) -> tuple[Instruction, ...]:
     found: list[tuple[str, bool, str | None]] = []
     is_inside = False
     for line in shown.splitlines():
-        if line.lstrip().startswith(".section"):
+        if line.split()[:1] == [".section"]:  # and not .sectioninfo, which is inside
             is_inside = f".text.{kernel}," in line
         elif is_inside and (label := _LABEL.match(line)) is not None:
             labels[label[1]] = len(found)

@@ -62,6 +62,7 @@ def test_the_shortest_way_round_leaves_out_what_is_jumped_over() -> None:
 \t.section\t.text.other,"ax",@progbits
         /*0000*/                   EXIT ;
 \t.section\t.text.mine,"ax",@progbits
+\t.sectioninfo\t@"SHI_REGISTERS=255"
 .L_x_0:
         /*0000*/                   HGMMA.64x8x16.F32 R24, gdesc[UR8], R24 ;
         /*0010*/               @P0 BRA `(.L_x_1) ;
