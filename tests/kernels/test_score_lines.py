@@ -73,6 +73,49 @@ def test_score(score: str, family: str, dtype: str, host_compiler: None) -> None
     np.testing.assert_allclose(row_max, right.row_max, rtol=1e-6, atol=1e-3)
 
 
+@pytest.mark.parametrize("family", TARGETS)
+@pytest.mark.parametrize(
+    ("score", "dtype", "begins"),
+    [
+        # What is gained within 32 keys is 256 at most.
+        ("s + 8.0 * (kv - q)", "bf16", True),
+        ("s - 8.0 * (kv - q)", "bf16", True),
+        ("s + 8.5 * (kv - q)", "bf16", False),
+        ("alibi(s)", "bf16", True),
+        # Weights of fp16 show what the products lose.
+        ("s + 8.0 * (kv - q)", "fp16", False),
+        ("alibi(s)", "fp16", False),
+        # Nothing is known of the slopes.
+        ("s + slope[h] * (kv - q)", "bf16", False),
+        ("s + c * (kv - q)", "bf16", False),
+    ],
+)
+def test_products_begin_with_what_is_gained(
+    score: str, dtype: str, begins: bool, family: str, host_compiler: None
+) -> None:
+    """Where that is known to be little, and right up to the limit."""
+    declared = "param c : float\ntensor slope : float[Hq]\n"
+    kernel = attngen.compile_text(
+        f"attention a {{\n{declared}score {score}\nmask causal\noutput o, lse, row_max\n}}\n",
+        engine="cpu",
+        arch=TARGETS[family],
+        schedule=f"kernel {family}; tile kv = 32",
+    )
+    rendered = kernel.render(TARGETS[family], dtype=dtype, head_dim=D)
+    assert rendered.launch.tiles.tile_kv == 32
+    assert ("addend_growth" in rendered.source) == begins
+    rng = np.random.default_rng(3)
+    shapes = (1, 2, ROWS, D), (1, 1, KEYS, D), (1, 1, KEYS, D)
+    q, k, v = (rng.standard_normal(s).astype(DTYPES[dtype]) for s in shapes)
+    tensors = {"slope": np.array([0.25, 8.0], np.float32)} if kernel.attention.tensors else {}
+    params = {"c": 8.0} if kernel.attention.params else {}
+    right = attngen.reference(kernel.unit, q, k, v, tensors=tensors, params=params)
+    o, lse, row_max = kernel(q, k, v, **tensors, **params)
+    assert right.accepts_o(o).all()
+    assert right.accepts_lse(lse).all()
+    np.testing.assert_allclose(row_max, right.row_max, rtol=1e-6, atol=1e-3)
+
+
 DEAR = {
     "softcap": ("score softcap(s, 30.0)",),
     "softcap of a parameter": ("score softcap(s, c)",),
