@@ -322,7 +322,7 @@ def _entries() -> Iterator[tuple[Golden, Rendered, dict[str, Any]]]:
         before = old.get(golden.file, {})
         same = before.get("sha256") == entry["sha256"]
         for key in ("verified", "unverified"):
-            if key in before and (same or key == "unverified"):
+            if key in before and same:
                 entry[key] = before[key]
         yield golden, rendered, entry
 
@@ -342,11 +342,11 @@ def write_goldens() -> None:
 
 
 def explain_unverified(reason: str) -> None:
-    """Give a reason to every entry that no GPU run has verified."""
+    """Give a reason to every entry that no GPU run has verified and that has none yet."""
     entries = read_index()
     for entry in entries.values():
         if "verified" not in entry:
-            entry["unverified"] = reason
+            entry.setdefault("unverified", reason)
     write_index(entries)
 
 
