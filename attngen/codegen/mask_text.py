@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final, final
 
-from attngen.analysis.key_bounds import as_phase, pieces_of_pattern
+from attngen.analysis.key_bounds import WORD_KEYS, as_phase, pieces_of_pattern
 from attngen.codegen.expr import Body, Emitted, ExprPrinter, Variable, member
 from attngen.codegen.formulas import FixedFormula, Formula, fixed_formula, formula, line_of
 from attngen.codegen.mask_parts import MaskParts
@@ -28,6 +28,15 @@ class PatternText:
 
     attends: Formula
     pieces: int
+
+    def doublings(self, tile_kv: int) -> tuple[int, ...]:
+        """The shifts that repeat the bits of the first pieces, until they are those of a tile."""
+        bits, wanted = 2 * self.pieces, min(tile_kv, WORD_KEYS) // 4
+        shifts = []
+        while bits < wanted:
+            shifts.append(bits)
+            bits *= 2
+        return tuple(shifts)
 
 
 @final

@@ -148,6 +148,9 @@ def test_text_of_what_begins_again() -> None:
         ("ag_mod(at.q - at.kv, 3) != 0", 3),
         ("(at.kv & 15) == args.p_w", 2),
     ]
+    assert bounds.patterns[0].doublings(176) == bounds.patterns[0].doublings(128) == (6, 12, 24)
+    assert bounds.patterns[0].doublings(48) == (6,)
+    assert bounds.patterns[1].doublings(16) == ()
 
 
 def test_bounds_that_turn_out_to_be_no_bounds() -> None:
