@@ -50,7 +50,7 @@ _LARGEST_HEAD_DIM: Final = 256
 _MOST_AHEAD: Final = 128
 """Keys of a tile: a lane keeps a bit for each of its pairs in a row, in 32 bits."""
 _MOST_GROWN: Final = 256.0
-"""What an addend may gain within a tile where products begin with it: they err by 2^-13 then."""
+"""What an addend may gain within a tile where products get it: they err by 2^-13 then."""
 _TILES_AT_ONCE: Final = 32
 """Key tiles that a warp classifies together, one a lane; so many are a group."""
 
@@ -108,7 +108,7 @@ def folds_scale(attention: Attention) -> bool:
 
 
 def most_growth(attention: Attention, tile_kv: int) -> float:
-    """By which an addend may grow from key to key at most, for products to begin with it.
+    """By which an addend may grow from key to key at most, for products to get what it gains.
 
     q.k is then rounded as a number of the size of what was gained, which weights of bf16 hide.
     """
