@@ -18,10 +18,13 @@ from benchmarks.variants import Variant, attended_pairs, make_variant
 __all__ = [
     "DeviceLostError",
     "Lane",
+    "Ready",
     "check_once",
     "describe_error",
     "make_expected",
     "make_inputs",
+    "make_ready",
+    "measure_ready",
     "run_cell",
     "tflops",
 ]
@@ -48,7 +51,7 @@ class Lane:
 
 @final
 @record(eq=False)
-class _Ready:
+class Ready:
     """A lane whose result is right."""
 
     prepared: Prepared
@@ -67,18 +70,18 @@ def run_cell(
     variant = make_variant(cell)
     inputs = make_inputs(cell, variant, machine, seed)
     expected = make_expected(cell, variant, inputs, machine, seed)
-    ready: dict[str, _Ready] = {}
+    ready: dict[str, Ready] = {}
     records: dict[str, Record] = {}
     for lane in lanes:
         about = _about(cell, variant, lane)
         try:
-            ready[lane.name] = _make_ready(lane, cell, variant, inputs, expected, machine)
+            ready[lane.name] = make_ready(lane, cell, variant, inputs, expected, machine)
         except RefusedError as refusal:
             records[lane.name] = {**about, "ms": None, "reason": str(refusal)}
         except Exception as error:  # a library's own errors have no common base
             records[lane.name] = {**about, "ms": None, "reason": describe_error(error)}
             _require_device(machine, lane)
-    times = _measure(ready, plan)
+    times = measure_ready(ready, plan)
     pairs = attended_pairs(cell, variant)
     for lane in lanes:
         if lane.name in ready:
@@ -139,14 +142,18 @@ def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
-def _make_ready(
+def make_ready(
     lane: Lane,
     cell: Cell,
     variant: Variant,
     inputs: Inputs,
     expected: Expected,
     machine: Machine,
-) -> _Ready:
+) -> Ready:
+    """A lane behind its first call, when its result is right.
+
+    Errors:  RefusedError, and a library's own.
+    """
     start = time.perf_counter()
     prepared = lane.peer.prepare(cell, variant, inputs)
     prepared.call()  # compiles where the library does so at the first call
@@ -158,7 +165,7 @@ def _make_ready(
         "prepare_ms": round(prepare_ms, 1),
         "poisoned": machine.address(output) in poisoned,
     }
-    return _Ready(prepared, verdict, machine.timer(prepared.call), facts)
+    return Ready(prepared, verdict, machine.timer(prepared.call), facts)
 
 
 def _poison_output(prepared: Prepared, cell: Cell, machine: Machine) -> frozenset[int]:
@@ -177,7 +184,11 @@ def _poison_output(prepared: Prepared, cell: Cell, machine: Machine) -> frozense
     return machine.poison_free_memory((cell.B, cell.S, cell.Hq, cell.Dv), cell.dtype)
 
 
-def _measure(ready: Mapping[str, _Ready], plan: Plan) -> dict[str, Times]:
+def measure_ready(ready: Mapping[str, Ready], plan: Plan) -> dict[str, Times]:
+    """Times of all lanes, in turns.
+
+    Errors:  DeviceLostError.
+    """
     try:
         return measure({name: found.timer for name, found in ready.items()}, plan)
     except Exception as error:  # every call went well before: this is a fault on the device
@@ -194,7 +205,7 @@ def _about(cell: Cell, variant: Variant, lane: Lane) -> Record:
     }
 
 
-def _result(cell: Cell, ready: _Ready, times: Times, pairs: float) -> Record:
+def _result(cell: Cell, ready: Ready, times: Times, pairs: float) -> Record:
     mask_ms = ready.prepared.mask_ms
     return {
         "kernel": ready.prepared.kernel,
