@@ -6,9 +6,13 @@ import os
 import platform
 import re
 import subprocess
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from typing import Final
+
+from attngen.backend.nvrtc import load_nvrtc
+from attngen.diagnostics.diagnostic import AttnError
 
 __all__ = ["describe_machine", "file_stem", "installed_versions", "parse_clocks", "read_clocks"]
 
@@ -52,8 +56,10 @@ def describe_machine() -> dict[str, object]:
 
 
 def installed_versions() -> dict[str, str]:
-    """The version of every package here that can change a result."""
+    """The version of every package here that can change a result, and of the NVRTC that is loaded."""
     found = {}
+    with suppress(AttnError):
+        found["NVRTC"] = ".".join(str(part) for part in load_nvrtc().version())
     for name in _PACKAGES:
         try:
             found[name] = metadata.version(name)
