@@ -56,7 +56,7 @@ def describe_machine() -> dict[str, object]:
 
 
 def installed_versions() -> dict[str, str]:
-    """The version of every package here that can change a result, and of the NVRTC that is loaded."""
+    """Versions of all packages that can change a result, and of the NVRTC that is loaded."""
     found = {}
     with suppress(AttnError):
         found["NVRTC"] = ".".join(str(part) for part in load_nvrtc().version())
