@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from attngen.backend.nvrtc import load_nvrtc
+from benchmarks import beside_causal
 from benchmarks.attention import RESULTS
 from benchmarks.beside_causal import main, of_causal
 from benchmarks.cells import Cell
+from benchmarks.peers import RefusedError
 
 
 def cell_of(variant: str) -> Cell:
@@ -54,3 +56,19 @@ def test_each_round_has_a_line_with_both_times(tmp_path: Path) -> None:
     for line in lines:
         ratio = line["causal_ms"] / line["ms"]
         assert line["of_causal"] == pytest.approx(ratio, rel=1e-2)
+
+
+def test_a_wrong_result_has_a_line_and_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+
+    def refuse(*_: object) -> None:
+        raise RefusedError("wrong: 3 off")
+
+    monkeypatch.setattr(beside_causal, "make_ready", refuse)
+    arguments = ["--device", "cpu", "--variants", "relative", "--schedule", "auto", "--rounds", "1"]
+    assert main([*arguments, "--out", str(tmp_path)]) == 1
+    (path,) = tmp_path.iterdir()
+    last = json.loads(path.read_text(encoding="utf-8").splitlines()[-1])
+    assert (last["ms"], last["reason"]) == (None, "relative: wrong: 3 off")
